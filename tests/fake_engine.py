@@ -126,7 +126,8 @@ class FakeEngine:
             raise _dead()
         if self.refuse is not None:
             raise self.refuse
-        if request.adapter is not None and request.adapter not in self.adapters:
+        known = request.adapter is None or request.adapter in self.adapters or request.or_base
+        if not known:
             raise NotFound(f"no adapter {request.adapter}", param="model")
         self.requests.append(request)
         self.running[request.request_id] = set(range(request.n))

@@ -47,8 +47,9 @@ def test_what_is_packed_is_unpacked(tmp_path: Path) -> None:
         ({CONFIG: b"{}", WEIGHTS: bytes(300 * MOST_BYTES)}, "--max-file"),
         ({CONFIG: b" " * (MOST_CONFIG_BYTES + 1), WEIGHTS: b"w"}, CONFIG),
         ({CONFIG: b"{}"}, f"no {WEIGHTS}"),
+        ({CONFIG: b"{}", WEIGHTS: b"w", f"checkpoint-9/{WEIGHTS}": b"v"}, f"2 files {WEIGHTS}"),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_what_unpacks_to_too_much_is_refused_before_it_is_written(
     tmp_path: Path, files: dict[str, bytes], named: str

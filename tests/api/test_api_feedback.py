@@ -15,6 +15,10 @@ from feedback_client import ABOUT, TURNS, UNPUBLISHED, complete, kinds, play, se
 from fake_engine import FakeEngine
 from serving import make_app
 from tandem.config import LearningConfig, StoreConfig
+from tandem.services.answering.receipts import Receipts
+from tandem.services.feedback import service
+from tandem.services.feedback.subject import Ask, Subject
+from tandem.store import receipts as rows
 
 JSON = {"content-type": "application/json"}
 
@@ -146,6 +150,23 @@ def test_one_prompt_with_several_answers_may_be_shown_a_better_one(http: httpx.C
     answer = http.post("/completions", json=body).json()
     shown = send(http, completion_id=answer["id"], demonstration="Very well.", adapter="a")
     assert (shown["prompt"], kinds(shown)) == ("One", [("sft", 1.0)])
+
+
+def test_a_receipt_that_is_erased_meanwhile_teaches_nothing(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what was erased would be stored again."""
+    answer, found = complete(http), service.subject_of
+
+    async def erased(ask: Ask, receipts: Receipts, tenant: str) -> Subject:
+        subject = await found(ask, receipts, tenant)
+        await receipts._store.write(rows.delete_before, 1e12, 10)
+        return subject
+
+    monkeypatch.setattr(service, "subject_of", erased)
+    refused = send(http, 404, completion_id=answer["id"], rating=True, adapter="formal")
+    assert refused["error"]["code"] == "completion_not_found"
+    assert http.get("/feedback").json()["data"] == []
 
 
 def test_store_false_keeps_no_receipt(http: httpx.Client) -> None:

@@ -13,6 +13,8 @@ from fake_engine import FakeEngine
 from learning_world import CANARY
 from serving import make_app, wait_for
 from tandem.config import AdapterConfig, LearningConfig, SchedulingConfig
+from tandem.core.errors import StoreError
+from tandem.services.learning.outlook import Outlook, Outlooks
 
 TWO = AdapterConfig(max_loaded=2)
 RATED: dict[str, Any] = {"messages": ABOUT["messages"], "completion": "Fine.", "rating": True}
@@ -122,6 +124,22 @@ def test_a_policy_that_never_trains_is_told() -> None:
     with served(make_app(FakeEngine(), scheduling=scheduling, learning=UNPUBLISHED)) as http:
         told = send(http, **RATED, adapter="a")["learning"]
     assert told_of(told) == ("waits", "nothing is trained under this server's policy")
+
+
+def test_what_is_stored_is_acknowledged_although_its_future_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error would let clients send it again."""
+
+    async def lost(*_: Any) -> Outlook:
+        raise StoreError("the connection is gone")
+
+    monkeypatch.setattr(Outlooks, "of", lost)
+    with served(make_app(FakeEngine(), learning=UNPUBLISHED)) as http:
+        told = send(http, **RATED, adapter="a")
+        assert told["learning"] is None and told["samples"]
+        assert [each["id"] for each in http.get("/feedback").json()["data"]] == [told["id"]]
+        assert http.get(f"/feedback/{told['id']}").status_code == 503
 
 
 def test_what_is_measured_on_and_what_was_learned_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from fake_engine import FakeEngine
 from serving import live, make_app
 from tandem.config import ServerConfig, StoreConfig
+from tandem.services.files import Files
 
 MOST_BYTES = 100_000
 
@@ -46,6 +48,18 @@ def test_the_life_of_a_file(url: str, tmp_path: Path) -> None:
         for call in (client.files.retrieve, client.files.content, client.files.delete):
             with pytest.raises(openai.NotFoundError):
                 call(made.id)
+
+
+def test_a_disk_that_does_not_take_a_file_is_told_as_one(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Files, "create", full)
+    with client_of(url) as client, pytest.raises(openai.InternalServerError) as refused:
+        client.files.create(file=("f", b"x"), purpose="batch")
+    assert refused.value.status_code == 503 and refused.value.code == "store_unavailable"
 
 
 def test_lists_page_through_everything(url: str) -> None:

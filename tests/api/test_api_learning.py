@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from learning_world import CANARY
 from serving import live
 from tandem.build_app import build_app
 from tandem.config import LearningConfig, Settings, StoreConfig
+from tandem.core.events import TokenEvent
+from tandem.core.request import Request
+from tandem.core.version import AdapterVersion
 
 ADAPTER_FILES = {
     "adapter_config.json": b'{"peft_type": "LORA", "r": 4, "lora_alpha": 8}',
@@ -244,6 +247,33 @@ def test_import_export_pin_and_roll_back(tmp_path: Path) -> None:
         assert rest["data"] and not rest["has_more"]
 
 
+class RollsBack(FakeEngine):
+    """Its adapters go when a request for them comes."""
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        """As the fake does, too late."""
+        if request.adapter in ("formal", "hand"):
+            del self.adapters[request.adapter]
+        async with aclosing(super().generate(request)) as events:
+            async for event in events:
+                yield event
+
+
+def test_what_is_rolled_back_on_the_way_is_answered_by_the_base(tmp_path: Path) -> None:
+    engine = RollsBack()
+    with server(tmp_path, engine) as http:
+        client = openai.OpenAI(base_url=str(http.base_url), api_key="none", max_retries=0)
+        file_id = client.files.create(file=("a.zip", archive()), purpose="user_data").id
+        assert http.post("/adapters/formal/import", json={"file_id": file_id}).status_code == 200
+        engine.adapters["hand"] = AdapterVersion("hand", 1, "hash", "/hand")
+        asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        answer = http.post("/chat/completions", json={**asked, "model": "demo:formal"})
+        assert answer.status_code == 200 and "formal" not in engine.adapters
+        assert answer.json()["system_fingerprint"].endswith("-base")
+        by_hand = http.post("/chat/completions", json={**asked, "model": "demo:hand"})
+        assert by_hand.status_code == 404 and "hand" not in engine.adapters
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [("versions/1/publish", None), ("rollback", {"version": 1}), ("rollback", None)],
@@ -377,6 +407,9 @@ def test_wrong_jobs_are_refused_by_name(tmp_path: Path) -> None:
         good = {"model": "demo", "training_file": file_id}
         for changes, param in (
             ({"training_file": "file-none"}, "training_file"),
+            ({"training_file": "file\0"}, "training_file"),
+            ({"validation_file": "file\0"}, "validation_file"),
+            ({"suffix": "formal\0"}, "suffix"),
             ({"model": "nobody"}, "model"),
             ({"method": {"type": "reinforcement"}}, "method"),
             ({"integrations": [{"type": "wandb"}]}, "integrations"),

@@ -232,6 +232,7 @@ def test_targets_in_absolute_form_are_served_and_their_host_counts(http: httpx.C
         ("http://127.0.0.1:80/v1/models?x=1", "rebound.example", 200),
         ("http://rebound.example/health", "localhost", 403),
         ("ftp://localhost/health", "localhost", 404),
+        ("http://[", "localhost", 404),
         ("/health", "localhost", 200),
     ):
         answer = exchange(url, f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{rest}")

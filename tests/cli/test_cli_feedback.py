@@ -292,6 +292,12 @@ def test_an_export_does_not_go_on_with_another_file(url: str, tmp_path: Path) ->
     done = run(url, "export", str(out))
     assert done.exit_code == 1 and "does not end as an export does" in done.output
     assert out.read_text() == "my notes\n"
+    for notes in ('{"my": "notes"}', "a\nb", "x"):
+        out.write_text(notes)
+        assert run(url, "export", str(out)).exit_code == 1
+        assert out.read_text() == notes
+    out.write_text('{"feedba')  # the first line of an export, cut off
+    assert run(url, "export", str(out)).exit_code == 0 and "feedba" not in out.read_text()
     assert run(url, "export", str(tmp_path)).exit_code == 1
 
 

@@ -55,6 +55,17 @@ def test_our_errors_come_back_as_they_were(error):
         assert (back.param, back.code) == (error.param, error.code)
 
 
+def test_any_text_of_an_error_can_be_sent():
+    """It may be that of a client's file; what cannot be sent would end the engine."""
+    for error in (TandemError("key \ud800"), InvalidRequest("key \ud800"), KeyError("\ud800")):
+        assert (
+            "\\ud800"
+            in msgspec.msgpack.decode(
+                msgspec.msgpack.encode(failure_of(error)), type=type(failure_of(error))
+            ).message
+        )
+
+
 def test_foreign_errors_keep_their_text():
     assert str(to_exception(failure_of(KeyError("x")))) == "KeyError: 'x'"
 

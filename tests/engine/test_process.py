@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +23,7 @@ import msgspec
 import psutil
 import pytest
 import zmq
+import zmq.asyncio
 
 from fake_answers import STATE, expected_tokens
 from fake_executor import FakeExecutor
@@ -36,6 +38,7 @@ from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.engine import process
 from tandem.engine.client import AsyncEngineClient
+from tandem.engine.messages import Lost, Message, Ready
 from tandem.engine.process import ProcessTransport
 from tandem.engine.thread import ThreadTransport
 
@@ -109,6 +112,40 @@ async def test_kill_9_under_load():
         await until(lambda: client.state is EngineState.READY)
         again = long_request("again", 10)
         assert await collect(client, again) == expected(again)
+
+
+async def test_an_engine_of_which_nothing_can_be_heard_is_replaced():
+    """Whoever takes its messages failed at one; it would be waited for without end."""
+    fails, lost = [OSError(errno.ENOSPC, "No space left on device")], []
+    ready = asyncio.Event()
+
+    def deliver(message: Message) -> None:
+        if isinstance(message, Ready):
+            if fails:
+                raise fails.pop()
+            ready.set()
+        if isinstance(message, Lost):
+            lost.append(message.reason)
+
+    transport = ProcessTransport(CHILD, msgspec.msgpack.encode({}), MonotonicClock())
+    await transport.start(deliver)
+    try:
+        async with asyncio.timeout(20):
+            await ready.wait()
+    finally:
+        await transport.close()
+    assert len(lost) == 1 and "No space left" in lost[0]
+
+
+async def test_a_channel_that_cannot_be_made_is_closed(tmp_path):
+    """Else the end of its context would wait for it, and the server with it."""
+    context = zmq.asyncio.Context()
+    with pytest.raises(zmq.ZMQError):
+        process.ZmqClientChannel(context, f"ipc://{tmp_path}/{'long' * 50}")
+    closing = threading.Thread(target=context.destroy, kwargs={"linger": 0}, daemon=True)
+    closing.start()
+    await asyncio.to_thread(closing.join, 5.0)
+    assert not closing.is_alive()
 
 
 async def test_a_restart_for_which_there_was_no_socket_is_tried_again(monkeypatch):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,14 +17,32 @@ import psutil
 import pytest
 from test_process import CHILD, collect, engine, long_request, until
 
+from fake_engine import INFO
 from tandem.adapters.files import inspect_adapter
 from tandem.core.clock import MonotonicClock
-from tandem.core.errors import AdapterError, EngineDead, NotFound, TrainingCancelled
+from tandem.core.errors import (
+    AdapterError,
+    EngineDead,
+    NoMemory,
+    NotFound,
+    OutOfMemory,
+    TrainingCancelled,
+)
 from tandem.core.plan import NO_MEMORY
 from tandem.core.ports import EngineState
 from tandem.core.training import TrainerSpec
 from tandem.core.version import INTERNAL, AdapterVersion
-from tandem.engine.messages import Lost, Message, Ready
+from tandem.engine import restores
+from tandem.engine.client import AsyncEngineClient
+from tandem.engine.messages import (
+    CallResult,
+    Command,
+    LoadAdapter,
+    Lost,
+    Message,
+    Ready,
+    failure_of,
+)
 from tandem.engine.process import Launch, ProcessTransport
 
 PARENT = f"""
@@ -88,6 +107,95 @@ async def test_what_is_taken_back_while_the_engine_is_away_does_not_come_back(
             await client.unload_adapter("formal")
         await until(lambda: client.state is EngineState.READY)
         assert client.adapters == {}
+
+
+async def test_what_is_being_unloaded_is_no_longer_known(tmp_path: Path) -> None:
+    """Requests go to the base from then on, also if nobody waits for the engine's answer."""
+    async with engine() as (client, transport):
+        await client.publish_adapter(version(tmp_path, 1))
+        unloading = asyncio.create_task(client.unload_adapter("formal"))
+        await asyncio.sleep(0)
+        assert not unloading.done() and client.adapters == {}
+        unloading.cancel()
+        await asyncio.gather(unloading, return_exceptions=True)
+        with pytest.raises(NotFound):
+            await collect(client, long_request("r", 3, adapter="formal"))
+        learns = long_request("s", 3, adapter="formal", or_base=True)
+        assert {event.adapter async for event in client.generate(learns)} == {None}
+        os.kill(transport.pid or 0, signal.SIGKILL)
+        await until(lambda: client.state is not EngineState.READY)
+        await until(lambda: client.state is EngineState.READY)
+        assert client.adapters == {}
+
+
+class Wire:
+    """A transport whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.sent: list[Command] = []
+
+    async def start(self, deliver: Callable[[Message], None]) -> None:
+        """The engine is ready at once."""
+        self.deliver = deliver
+        self.restart(0)
+
+    def restart(self, incarnation: int) -> None:
+        """A new engine."""
+        self.deliver(Ready(incarnation, INFO))
+
+    def send(self, command: Command) -> None:
+        """Keep it."""
+        self.sent.append(command)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def test_an_adapter_that_finds_no_memory_after_a_restart_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing else would load what was loaded by hand."""
+    monkeypatch.setattr(restores, "_AGAIN_S", 0.01)
+    wire, hand = Wire(), AdapterVersion("hand", 1, "hash", "/hand")
+    client = AsyncEngineClient(wire)
+    await client.start()
+    loading = asyncio.create_task(client.load_adapter("hand", "/hand"))
+    await asyncio.sleep(0)
+    wire.deliver(CallResult(0, wire.sent[-1].call, result=hand))
+    await loading
+    wire.restart(1)
+    for failure in (OutOfMemory("not now"), NoMemory("not now")):
+        asked = wire.sent[-1]
+        assert asked == LoadAdapter(asked.call, "hand", "/hand", hand)
+        wire.deliver(CallResult(1, asked.call, failure_of(failure)))
+        assert client.adapters == {}
+        await until(lambda last=asked: wire.sent[-1] is not last)  # type: ignore[misc]
+    wire.deliver(CallResult(1, wire.sent[-1].call, result=hand))
+    assert client.adapters == {"hand": hand}
+    wire.restart(2)
+    wire.deliver(CallResult(2, wire.sent[-1].call, failure_of(NoMemory("not now"))))
+    with pytest.raises(NotFound):
+        await client.unload_adapter("hand")  # nor does it come back
+    count = len(wire.sent)
+    await asyncio.sleep(0.05)
+    assert client.adapters == {} and len(wire.sent) == count
+
+
+async def test_an_adapter_whose_files_have_changed_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restores, "_AGAIN_S", 0.01)
+    wire = Wire()
+    client = AsyncEngineClient(wire)
+    await client.start()
+    hand = AdapterVersion("hand", 1, "hash", "/hand")
+    wire.deliver(Lost(0, "it is gone"))
+    client.expect_adapter(hand)
+    wire.restart(2)
+    count = len(wire.sent)
+    wire.deliver(CallResult(2, wire.sent[-1].call, failure_of(AdapterError("it has changed"))))
+    await asyncio.sleep(0.05)
+    assert client.adapters == {} and len(wire.sent) == count
 
 
 async def test_an_engine_that_hangs_is_gone_before_it_is_said_to_be_lost() -> None:
@@ -216,12 +324,18 @@ async def test_what_comes_back_answers_the_first_request_although_reading_takes_
         assert events[-1].adapter == "formal@3"
 
 
-async def test_an_engine_that_stays_without_memory_is_replaced() -> None:
-    """What it cannot do is told as a shortage; the next process has the memory again."""
-    async with engine(short_incarnations=1) as (client, transport):
+@pytest.mark.parametrize("read_s", [0.0, 60.0])
+async def test_an_engine_that_stays_without_memory_is_replaced(
+    tmp_path: Path, read_s: float
+) -> None:
+    """What it cannot do is told as a shortage; the next process has the memory again. Nobody waits
+    for an adapter that is being read."""
+    async with engine(short_incarnations=1, read_s=read_s) as (client, transport):
         first = transport.pid
+        loading = asyncio.create_task(client.load_adapter("hand", version(tmp_path, 1).path))
         for number in range(3):
             events = [e async for e in client.generate(long_request(f"r{number}", 3))]
             assert events[-1].error == NO_MEMORY
         await until(lambda: client.state is EngineState.READY and transport.pid != first)
+        await asyncio.gather(loading, return_exceptions=True)
         assert len(await collect(client, long_request("again", 3))) == 3

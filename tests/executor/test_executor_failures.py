@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tiny_models
-from tandem.core.errors import AdapterError
+from tandem.core.errors import AdapterError, NoMemory
 from tandem.core.plan import (
     DEVICE_LANE,
     NO_MEMORY,
@@ -24,6 +24,7 @@ from tandem.core.training import Role
 from tandem.executor import training
 from tandem.executor.forward import RunningBatch
 from tandem.model.lora import LoraLayers
+from tandem.training.trainer import Trainer
 from training_harness import Driver, make_executor, open_trainer, our_gradients, random_sequences
 
 
@@ -106,6 +107,25 @@ def test_an_update_whose_parameters_find_no_memory_says_its_revision(executor, m
         patch.setattr(LoraLayers, "add", failing)
         result = driver.update("t", 0)
     assert (result.applied, result.revision, result.problem) == (False, 1, NO_MEMORY)
+
+
+def test_a_trainer_whose_copies_find_no_memory_is_not_open(executor, monkeypatch):
+    """Neither when it is opened nor when it is written; the next try has the memory."""
+
+    def failing(*_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraLayers, "add", failing)
+        with pytest.raises(NoMemory, match="trainer t now"):
+            open_trainer(executor)
+    executor.close_trainer("t")
+    open_trainer(executor)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "snapshot", failing)
+        with pytest.raises(NoMemory, match="trainer t now"):
+            executor.snapshot_trainer("t")
+    executor.snapshot_trainer("t")
 
 
 def test_unknown_and_stale_work_is_refused_by_name(executor):

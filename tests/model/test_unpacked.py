@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Type
 
 import tiny_gguf
 from tandem.core.errors import InvalidRequest, NotFound, UnsupportedModel
+from tandem.model import gguf_file
 from tandem.model.names import locate
 from tandem.model.unpacked import model_folder, unpacked
 
@@ -106,6 +107,20 @@ def test_a_disk_that_fills_up_leaves_nothing(file, cache):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
+    assert content(cache) == []
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_kept_under_no_name(file, cache, monkeypatch):
+    """Else the other model would be served for it from then on."""
+    write = gguf_file.write_checkpoint
+
+    def replaced(path, *given):
+        tiny_gguf.write(path.with_name("other.gguf"), tiny_gguf.make(), Type.Q4_0).replace(path)
+        write(path, *given)
+
+    monkeypatch.setattr(gguf_file, "write_checkpoint", replaced)
+    with pytest.raises(InvalidRequest, match=r"changed while it was read; start again$"):
+        locate(str(file))
     assert content(cache) == []
 
 

@@ -117,6 +117,7 @@ async def test_bytes_of_an_upload_go_unless_its_row_is_there(
     stage, write = Stage(tmp_path, 1e9), Store.write
 
     async def fails(store: Store, *args: Any) -> None:
+        monkeypatch.setattr(Store, "write", write)  # of the next ones
         if committed:
             await write(store, *args)
         raise StoreError("the disk is full")

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from records import fill, make_version
+from records import fill, make_sample, make_version
 
 from tandem.core.errors import Conflict, NotFound
 from tandem.core.learning import IMPORTED, AdapterRecord, EventRecord, SampleState, VersionState
@@ -165,6 +165,33 @@ async def test_what_a_deleted_version_learned_stays_known_of_its_children(store:
         await store.write(adapters.delete_version, "formal", 2)
 
 
+async def test_what_a_deleted_version_consumed_is_left_behind_with_its_child(store: Store) -> None:
+    """A roll back to before both teaches it no more; else it would be replayed."""
+    ids = await store.write(fill, 2)
+    await store.write(samples.claim, ids)
+    await store.write(adapters.publish, make_version(1), consumed=ids, trained_on=ids[:1])
+    await store.write(adapters.publish, make_version(2))
+    await store.write(adapters.refuse, make_version(3, parent=1))
+    await store.write(adapters.publish, make_version(4, parent=2))
+    await store.write(adapters.delete_version, "formal", 1)
+    assert [sample.version for sample in await store.read(samples.get, ids)] == [2, 2]
+    await store.write(adapters.set_current, "formal", 0)
+    assert await store.read(adapters.left_behind, "formal") == {2, 4}
+    await store.write(adapters.delete_version, "formal", 2)
+    assert await state_of(store, ids[0]) is SampleState.REFUSED
+    assert await state_of(store, ids[1]) is SampleState.ACCEPTED
+
+
+async def test_what_was_consumed_before_an_import_is_left_behind_with_it(store: Store) -> None:
+    ids = await store.write(fill, 1)
+    await store.write(samples.claim, ids)
+    await store.write(adapters.publish, make_version(1), consumed=ids, trained_on=ids)
+    await store.write(adapters.publish, make_version(2, origin=IMPORTED))
+    await store.write(adapters.delete_version, "formal", 1)
+    assert [sample.version for sample in await store.read(samples.get, ids)] == [2]
+    assert await store.read(adapters.trained_on, "formal", 2) == []
+
+
 async def test_children_of_a_deleted_tainted_version_are_tainted(store: Store) -> None:
     await store.write(fill, 0)
     await store.write(adapters.publish, make_version(1, tainted=True))
@@ -212,6 +239,11 @@ async def test_what_is_erased_may_be_replayed_now(store: Store) -> None:
     await store.write(samples.claim, ids[1:2])
     assert (await store.write(adapters.taint, ids[:1]))[1] == {"formal"}
     assert (await store.write(adapters.taint, ids[2:]))[1] == frozenset()  # nothing trains on it
+    await store.write(samples.claim, ids[2:])
+    await store.write(samples.invalidate, {ids[2]: "superseded"})
+    assert (await store.write(adapters.taint, ids[2:]))[1] == {"formal"}  # chosen before
+    await store.write(samples.add, [make_sample("empty", state=SampleState.INVALID)])
+    assert (await store.write(adapters.taint, ["empty"]))[1] == frozenset()
 
 
 async def test_versions_of_erased_samples_and_tainted_parents_are_tainted(store: Store) -> None:

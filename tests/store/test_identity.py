@@ -85,6 +85,7 @@ async def age(store: Store, root: Path) -> None:
             ("versions", "watched"),
             ("feedback", "same"),
             ("feedback", "superseded_by"),
+            ("uses", "replayed"),
         ):
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002'")

@@ -57,6 +57,25 @@ async def test_a_roll_back_refuses_only_what_the_version_learned_from(store: Sto
     assert await states(store, ids) == ["consumed", "consumed", "accepted"]
 
 
+async def test_a_refusal_counts_for_what_was_new_to_it(store: Store) -> None:
+    """And not for what it replayed, which may have to be learned again one day."""
+    replayed, new = ids = await store.write(fill, 2)
+    await store.write(samples.claim, [replayed])
+    await store.write(adapters.publish, make_version(1), consumed=[replayed])
+    for number in (2, 3):
+        await store.write(samples.claim, [new])
+        refused = make_version(number, parent=1)
+        await store.write(adapters.refuse, refused, consumed=[new], trained_on=ids, tries=3)
+    await store.write(
+        samples.change_of_version, "formal", 1, SampleState.CONSUMED, SampleState.REFUSED
+    )
+    heads = await store.read(samples.heads, "formal")
+    assert {head.sample_id: head.refusals for head in heads} == {replayed: 0, new: 2}
+    await store.write(samples.claim, ids)
+    await store.write(adapters.refuse, make_version(4), consumed=ids, trained_on=ids, tries=3)
+    assert await states(store, ids) == ["accepted", "refused"]
+
+
 async def test_a_sample_is_claimed_once(store: Store) -> None:
     ids = await store.write(fill, 40)
     claims = await asyncio.gather(*(store.write(samples.claim, ids[i:]) for i in range(40)))

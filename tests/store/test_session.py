@@ -8,13 +8,27 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from records import make_feedback, make_sample
+from alembic.operations import Operations
+from alembic.script import ScriptDirectory
+from records import fill, make_feedback, make_sample, make_version
 
 from tandem.core.errors import StoreError
-from tandem.core.learning import EventRecord
-from tandem.store import Connection, Store, events, feedback, locks, samples, usage
+from tandem.core.learning import EventRecord, SampleState
+from tandem.store import (
+    Connection,
+    Store,
+    adapters,
+    events,
+    feedback,
+    locks,
+    migrations,
+    samples,
+    usage,
+)
 from tandem.store.feedback import Filter
-from tandem.store.tables import METADATA
+from tandem.store.migrate import migrate
+from tandem.store.paths import DIRECTORY
+from tandem.store.tables import METADATA, USES
 
 
 def add(connection: Connection, key: str, number: int = 1) -> int:
@@ -173,6 +187,32 @@ def test_the_migrations_make_the_tables(store: Store) -> None:
     with store._writing.begin() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, METADATA) == []
+
+
+def test_what_versions_of_an_older_database_replayed_is_known(tmp_path: Path) -> None:
+    """It is what an earlier version had consumed."""
+    engine = sa.create_engine("sqlite://", execution_options={DIRECTORY: tmp_path})
+    with engine.begin() as connection:
+        scripts = ScriptDirectory(str(Path(migrations.__file__).parent))
+        context = MigrationContext.configure(connection)
+        with Operations.context(context):
+            for revision in reversed(list(scripts.iterate_revisions("0012", "base"))):
+                revision.module.upgrade()
+        context.stamp(scripts, "0012")
+        replayed, new = fill(connection, 2)
+        for number in (1, 2):
+            adapters.save_version(connection, make_version(number))
+        for number, sample_id in ((1, replayed), (2, replayed), (2, new)):
+            connection.execute(
+                sa.text("INSERT INTO uses (adapter, version, sample_id) VALUES (:a, :v, :s)"),
+                {"a": "formal", "v": number, "s": sample_id},
+            )
+        samples.claim(connection, [replayed])
+        samples.finish(connection, [replayed], SampleState.CONSUMED, 1)
+        assert migrate(connection) is False
+        query = sa.select(USES.c.version, USES.c.sample_id).where(USES.c.replayed)
+        assert connection.execute(query).all() == [(2, replayed)]
+    engine.dispose()
 
 
 def test_a_newer_database_is_refused(database_url: str, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """PEFT directories as they come in and go out: copied, or as zips.
 
-Of a zip only the two files of an adapter are read, wherever in it they lie, up to a bound.
+Of a zip only the two files of an adapter are read, wherever in it they lie, up to a bound. It may
+hold one adapter.
 Invariant: what these write was flushed before they return, and nothing outside of `target` is
 written.
 """
@@ -57,18 +58,26 @@ def unpack(archive: Path, target: Path, most_bytes: int) -> None:
     bounds = {CONFIG_NAME: MOST_CONFIG_BYTES, WEIGHTS_NAME: most_bytes}
     try:
         with archive.open("rb") as file, zipfile.ZipFile(_Listing(file)) as packed:
-            members = {Path(info.filename).name: info for info in packed.infolist()}
+            members = {name: _member(packed, name) for name in (CONFIG_NAME, WEIGHTS_NAME)}
             target.mkdir()
-            for name in (CONFIG_NAME, WEIGHTS_NAME):
-                if name not in members:
-                    raise AdapterError(f"the archive has no {name}", param="file_id")
-                with packed.open(members[name]) as stream:
+            for name, member in members.items():
+                with packed.open(member) as stream:
                     _write(stream, target / name, bounds[name])
     except OSError as error:
         reason = f"cannot read the archive: {error.strerror}"
         raise AdapterError(reason, param="file_id") from error
     except _UNREADABLE as error:
         raise AdapterError(f"cannot read the archive: {error}", param="file_id") from error
+
+
+def _member(packed: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    found = [info for info in packed.infolist() if Path(info.filename).name == name]
+    if not found:
+        raise AdapterError(f"the archive has no {name}", param="file_id")
+    if len(found) > 1:
+        told = f"the archive has {len(found)} files {name}; pack one adapter alone"
+        raise AdapterError(told, param="file_id")
+    return found[0]
 
 
 class _Listing(io.BufferedIOBase):

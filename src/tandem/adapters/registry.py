@@ -89,11 +89,14 @@ class AdapterRegistry:
         """Remove a name. Raises `NotFound`."""
         self._unname(self._take(name))
 
-    def pin(self, name: str | None) -> AdapterVersion | None:
-        """The current version of `name`, which stays loaded until `unpin`. Raises `NotFound`."""
+    def pin(self, name: str | None, *, or_base: bool = False) -> AdapterVersion | None:
+        """The current version of `name`, which stays loaded until `unpin`. If there is none, None
+        with `or_base`; else raises `NotFound`."""
         if name is None:
             return None
         version = self._current.get(name)
+        if version is None and or_base:
+            return None
         if version is None:
             raise NotFound(f"there is no adapter {name!r}", param="model", code="model_not_found")
         self.pin_again(version)

@@ -18,7 +18,7 @@ from starlette.responses import FileResponse
 
 from tandem.api.connection import as_json, read, who_asks
 from tandem.api.paging import MOST_NUMBER, read_limit, read_number
-from tandem.api.schemas import Body, LoadAdapterRequest
+from tandem.api.schemas import WORD, Body, LoadAdapterRequest
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.learning import EventRecord, VersionRecord
@@ -49,7 +49,7 @@ class ImportRequest(Body):
     """Body of an import: a directory below the allowed roots, or an uploaded zip."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    file_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    file_id: Annotated[str, Field(min_length=1, max_length=128, pattern=WORD)] | None = None
 
 
 def add_adapter_routes(app: FastAPI, surface: Surface) -> None:

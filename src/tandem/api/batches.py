@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tandem.api.connection import as_json, read, who_asks
 from tandem.api.files import LEAST_KEPT_S, MOST_KEPT_S
 from tandem.api.paging import page_json, read_limit, read_text
-from tandem.api.schemas import Body, Metadata
+from tandem.api.schemas import WORD, Body, Metadata
 from tandem.api.surface import Surface
 from tandem.core.batches import BatchError, BatchRecord, BatchStatus
 from tandem.services.batches.service import BatchAsk
@@ -45,7 +45,7 @@ class CreateBatchRequest(Body):
     """Body of POST /v1/batches. `adapter_version` is ours: whether the version of the adapter that
     is current at the beginning answers all lines, or each time the newest."""
 
-    input_file_id: Annotated[str, Field(min_length=1, max_length=128)]
+    input_file_id: Annotated[str, Field(min_length=1, max_length=128, pattern=WORD)]
     endpoint: Annotated[str, Field(min_length=1, max_length=128)]
     completion_window: Annotated[str, Field(min_length=1, max_length=16)]
     metadata: Metadata | None = None

@@ -7,6 +7,7 @@ after the feedback and its samples were committed.
 from __future__ import annotations
 
 import hashlib
+import logging
 from functools import partial
 from typing import Annotated, Any
 
@@ -25,6 +26,8 @@ from tandem.services.feedback.service import Said
 from tandem.services.feedback.signals import Signal, SignalType
 from tandem.services.feedback.subject import Ask
 from tandem.store.feedback import Erased, Filter, Stored
+
+logger = logging.getLogger(__name__)
 
 _MOST = 100
 _CONDITIONS = ("adapter", "user", "keys")
@@ -102,7 +105,12 @@ def add_feedback_routes(app: FastAPI, surface: Surface) -> None:
         key = request.headers.get("idempotency-key")
         said = await surface.bodies.check(raw, partial(_said, raw, key))
         stored = await surface.feedback.take(said, request.state.caller)
-        return as_json(await _with_outlook(surface, stored), 202)
+        try:
+            body = await _with_outlook(surface, stored)
+        except Exception as error:  # it is stored: an error would let clients send it again
+            logger.warning("cannot tell what becomes of %s: %s", stored.feedback.feedback_id, error)
+            body = {**feedback_json(surface, stored), "learning": None}
+        return as_json(body, 202)
 
     @app.get("/v1/feedback")
     async def list_feedback(request: Request) -> Response:

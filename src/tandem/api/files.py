@@ -18,7 +18,7 @@ from tandem.api.connection import as_json
 from tandem.api.errors import BodyTooLarge
 from tandem.api.paging import page_json, parse_number, read_limit, read_text
 from tandem.api.surface import Surface
-from tandem.core.errors import InvalidRequest
+from tandem.core.errors import DiskError, InvalidRequest
 from tandem.core.learning import FileRecord
 from tandem.services.files import UPLOAD_PURPOSES
 
@@ -44,6 +44,8 @@ def add_file_routes(app: FastAPI, surface: Surface) -> None:
             name = (upload.filename or "file")[:_MAX_NAME_CHARS]
             tenant: str = request.state.caller.tenant
             file = await surface.files.create(name, purpose, tenant, _parts(upload), kept_s)
+        except OSError as error:
+            raise DiskError(f"the file cannot be kept: {error}") from error
         finally:
             await form.close()
         return as_json(_file_json(file))
@@ -109,6 +111,8 @@ async def _read_form(request: Request, limit_bytes: int) -> FormData:
         return await parser.parse()
     except (MultiPartException, KeyError) as error:
         raise InvalidRequest(f"the form cannot be read: {error}") from error
+    except OSError as error:  # a large one is put aside on the disk
+        raise DiskError(f"the file cannot be kept: {error}") from error
 
 
 def _fields(form: FormData) -> tuple[UploadFile, str, float | None]:

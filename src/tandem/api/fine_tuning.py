@@ -13,7 +13,7 @@ from pydantic import Field
 
 from tandem.api.connection import as_json, read, who_asks
 from tandem.api.paging import page_json, parse_number, read_limit, read_text
-from tandem.api.schemas import Body, Metadata
+from tandem.api.schemas import WORD, Body, Metadata
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
@@ -30,9 +30,9 @@ class CreateJobRequest(Body):
     """Body of POST /v1/fine_tuning/jobs."""
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
-    training_file: Annotated[str, Field(min_length=1, max_length=128)]
-    validation_file: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    suffix: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    training_file: Annotated[str, Field(min_length=1, max_length=128, pattern=WORD)]
+    validation_file: Annotated[str, Field(min_length=1, max_length=128, pattern=WORD)] | None = None
+    suffix: Annotated[str, Field(min_length=1, max_length=64, pattern=WORD)] | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     method: dict[str, Any] | None = None
     hyperparameters: dict[str, Any] | None = None

@@ -11,6 +11,7 @@ import logging
 import re
 import time
 import uuid
+from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 from starlette.datastructures import Headers
@@ -140,12 +141,13 @@ def _plain(scope: Scope) -> Scope:
     server leaves the body out)."""
     path, headers = scope["path"], scope["headers"]
     if not path.startswith("/"):
-        target = urlsplit(scope.get("raw_path", b"").decode("latin-1"))
-        if target.scheme in ("http", "https") and target.netloc:
-            # By RFC 9112 the target's host stands for that of the header.
-            path = unquote(target.path) or "/"
-            others = [pair for pair in headers if pair[0] != b"host"]
-            headers = [(b"host", target.netloc.encode("latin-1")), *others]
+        with suppress(ValueError):  # "http://[" is no target, and no route
+            target = urlsplit(scope.get("raw_path", b"").decode("latin-1"))
+            if target.scheme in ("http", "https") and target.netloc:
+                # By RFC 9112 the target's host stands for that of the header.
+                path = unquote(target.path) or "/"
+                others = [pair for pair in headers if pair[0] != b"host"]
+                headers = [(b"host", target.netloc.encode("latin-1")), *others]
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     path = path.rstrip("/") or "/"
     return {**scope, "method": method, "path": path, "headers": headers}

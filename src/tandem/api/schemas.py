@@ -43,6 +43,7 @@ MAX_METADATA = 16
 SloSeconds = Annotated[float, Field(gt=0, le=3600.0)]
 _SLO = TypeAdapter(SloSeconds)
 PERSON = r"^[^\x00-\x1f\x7f]{0,256}$"  # a client's word for a person or a conversation
+WORD = r"^[^\x00-\x1f\x7f]*$"  # no control characters: a database takes no null
 MAX_INT = 2**31 - 1
 # What is checked before pydantic sees it, as others read it.
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}

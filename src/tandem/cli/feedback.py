@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -27,6 +28,7 @@ app = typer.Typer(help="Feedback of a running server: import and export as JSONL
 
 _PAGE = 100
 _SHOWN_FAILURES = 10
+_BEGIN = b'{"feedback_id"'  # of an exported line
 
 Target = Annotated[str, typer.Option(help="Adapter that learns, for lines that name none")]
 
@@ -183,15 +185,17 @@ def _written(file: Path) -> tuple[int, str | None]:
         return 0, None
     content = file.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        file.write_bytes(whole)
-    lines = whole.splitlines()
-    if not lines:
-        return 0, None
+    lines, rest, last = whole.splitlines(), content[len(whole) :], None
     try:
-        return len(lines), str(json.loads(lines[-1])["feedback_id"])
+        if lines:
+            last = str(json.loads(lines[-1])["feedback_id"])
+        elif rest[: len(_BEGIN)] != _BEGIN[: len(rest)]:
+            raise ValueError
     except (ValueError, KeyError, TypeError):
         raise RemoteError(f"{file} does not end as an export does; choose another file") from None
+    if rest:
+        os.truncate(file, len(whole))
+    return len(lines), last
 
 
 def _progress(console: Console) -> Progress:

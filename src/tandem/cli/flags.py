@@ -113,7 +113,7 @@ HELP = {
     "learning.version_wait_s": "How long the first of a few new samples waits for others, "
     "in seconds; of less than a step's worth, ten times as long",
     "learning.epochs": "Most passes over the new samples of a version, fewer if most are learned; "
-    "a try at half the rate may take twice as many",
+    "a try at half the rate may take twice as many, one at a quarter four times",
     "learning.replay": "Share of a step that was used by earlier versions, 0 to 1",
     "learning.reference": "Reference model of learning: base or version:N",
     "learning.gate": "Who decides about a candidate: auto, manual or always",

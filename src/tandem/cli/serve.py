@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 
 import uvicorn
 from fastapi import FastAPI
@@ -202,7 +202,9 @@ class _Progress:
             self._print(self.line)
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        # The disk of a log may be full, or its reader gone: rich then wants the program to end.
+        with suppress(OSError, SystemExit):
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 async def _load(

@@ -188,7 +188,8 @@ class ServingEngine(Protocol):
     async def unload_adapter(self, name: str) -> None:
         """Remove a name. Its version is dropped when its last request ends. Raises `NotFound`.
 
-        If this raises `EngineDead`, the next engine does not load it either.
+        `adapters` lacks the name at once, also if the call is cancelled. If this raises
+        `EngineDead`, the next engine does not load it either.
         """
         ...
 

@@ -24,6 +24,7 @@ class Request:
     slo: Slo | None = None  # None: the default objective
     length: Forecast | None = None  # of each choice; None: nothing is known of it
     wants_state: bool = False  # choice 0's first token brings the prompt's last hidden state
+    or_base: bool = False  # the base answers if the engine has no version of `adapter`
     # When the caller accepted it, on the machine's monotonic clock (0: unknown). The engine
     # replaces a value that is not plausible.
     arrival_s: float = 0.0

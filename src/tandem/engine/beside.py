@@ -63,12 +63,13 @@ class Beside(Generic[Key]):
             self._pending -= 1
         return done
 
-    def close(self) -> None:
-        """End the thread after its current piece."""
+    def close(self, *, wait: bool = True) -> None:
+        """End the thread after its current piece, which may take long."""
         if self._thread is not None:
             self._closed = True
             self._pieces.put(None)
-            self._thread.join()
+            if wait:
+                self._thread.join()
             self._thread = None
 
     def _run(self) -> None:

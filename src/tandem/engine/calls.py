@@ -28,6 +28,8 @@ class Calls:
         self._unclaimed = unclaimed
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[CallResult]] = {}
+        self._early: dict[int, CallResult] = {}
+        """Answers that came after their callers were cancelled and before these noticed."""
         self._left: set[int] = set()
         """Calls that load a version, whose callers do not wait for it any more."""
 
@@ -49,6 +51,7 @@ class Calls:
             raise
         finally:
             del self._waiting[call]
+            self._early.pop(call, None)
         if answer.failure is not None:
             raise to_exception(answer.failure)
         return _as(kind, answer.result)
@@ -58,13 +61,17 @@ class Calls:
         future = self._waiting.get(answer.call)
         if future is not None and not future.done():
             future.set_result(answer)
+        elif future is not None and future.cancelled():
+            self._early[answer.call] = answer
         elif answer.call in self._left:
             self._left.discard(answer.call)
             self._give_up(answer)
 
     def _leave(self, call: int, future: asyncio.Future[CallResult]) -> None:
         """The caller leaves; its answer may have come, although it has not seen it."""
-        if not future.done() or future.cancelled():
+        if call in self._early:
+            self._give_up(self._early[call])
+        elif not future.done() or future.cancelled():
             self._left.add(call)
         elif future.exception() is None:
             self._give_up(future.result())

@@ -117,10 +117,14 @@ class ZmqClientChannel:
         self._commands = self._sync.socket(zmq.PUSH)
         self._commands.setsockopt(zmq.LINGER, 0)
         self._commands.setsockopt(zmq.SNDHWM, 0)
-        self._commands.bind(commands_endpoint(endpoint))
-        self._messages = context.socket(zmq.PULL)
-        self._messages.setsockopt(zmq.RCVHWM, 0)
-        self._messages.bind(messages_endpoint(endpoint))
+        try:
+            self._commands.bind(commands_endpoint(endpoint))
+            self._messages = context.socket(zmq.PULL)
+            self._messages.setsockopt(zmq.RCVHWM, 0)
+            self._messages.bind(messages_endpoint(endpoint))
+        except zmq.ZMQError:  # `context.destroy` waits for it: it is of another object
+            self._commands.close()
+            raise
         self._unsent: deque[bytes] = deque()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -56,6 +56,7 @@ from tandem.engine.messages import (
     UnloadAdapter,
     to_exception,
 )
+from tandem.engine.restores import Restores
 from tandem.engine.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class AsyncEngineClient:
         self._adapters: dict[str, AdapterVersion] = {}
         self._streams: dict[str, _Stream] = {}
         self._calls = Calls(self._unclaimed)
-        self._restores: dict[int, AdapterVersion] = {}
+        self._restores = Restores(self._adapters, self._calls.number, transport.send)
         self._trainers: set[str] = set()
         self._lost_trainers: set[str] = set()
         self._started: asyncio.Future[None] | None = None
@@ -202,29 +203,31 @@ class AsyncEngineClient:
         """See `EngineClient`."""
         version = await self._call(AdapterVersion, lambda call: LoadAdapter(call, name, path))
         self._adapters[name] = version
+        self._restores.forget(name)
         return version
 
     async def unload_adapter(self, name: str) -> None:
         """See `EngineClient`."""
-        if name not in self._adapters:
+        self._restores.forget(name)
+        # First, so that nobody asks for it any more, whatever becomes of the call; the next engine
+        # is not told of it either.
+        if self._adapters.pop(name, None) is None:
             raise NotFound(f"there is no adapter {name!r}", param="name")
-        try:
-            await self._call(NoneType, lambda call: UnloadAdapter(call, name))
-        except EngineDead:  # the next engine is not told of it
-            self._adapters.pop(name, None)
-            raise
-        self._adapters.pop(name, None)
+        await self._call(NoneType, lambda call: UnloadAdapter(call, name))
+        self._adapters.pop(name, None)  # published before, and answered meanwhile
 
     async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
         """See `EngineClient`."""
         published = await self._call(AdapterVersion, lambda call: PublishAdapter(call, version))
         self._adapters[version.name] = published
+        self._restores.forget(version.name)
         return published
 
     def expect_adapter(self, version: AdapterVersion) -> None:
         """See `EngineClient`."""
         if self._state is not EngineState.READY:
             self._adapters[version.name] = version
+            self._restores.forget(version.name)
 
     # ------------------------------------------------------------------ learning
 
@@ -332,11 +335,7 @@ class AsyncEngineClient:
                 pass  # heartbeats concern the transport
 
     def _take_answer(self, answer: CallResult) -> None:
-        restored = self._restores.pop(answer.call, None)
-        if restored is not None and answer.failure is not None:
-            logger.error("lost adapter %s: %s", restored.label, answer.failure.message)
-            if self._adapters.get(restored.name) == restored:
-                del self._adapters[restored.name]
+        self._restores.take(answer)
         self._calls.take(answer)
 
     def _unclaimed(self, version: AdapterVersion) -> None:
@@ -360,11 +359,7 @@ class AsyncEngineClient:
     def _become_ready(self, info: ModelInfo) -> None:
         self._info = info
         self._state, self._quiet = EngineState.READY, False
-        self._restores.clear()
-        for version in self._adapters.values():  # before any new request, in order
-            call = self._calls.number()
-            self._restores[call] = version
-            self._transport.send(LoadAdapter(call, version.name, version.path, version))
+        self._restores.begin()
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
 

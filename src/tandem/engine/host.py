@@ -110,8 +110,9 @@ class Host:
                     self._loop.check()
                     self._checked_s = time.monotonic()
         finally:
-            for beside in (self._writing, self._reading, self._grammars):
-                beside.close()
+            self._writing.close()  # whoever hears of the end may remove what it writes
+            for beside in (self._reading, self._grammars):
+                beside.close(wait=self._stopped)  # after a failure the next engine has to wait
 
     def _commands(self) -> list[Command]:
         """All commands that have come, in order. Waits for the first if there is nothing to do."""

@@ -107,7 +107,7 @@ class EngineLoop:
         Its own arrival time counts, so a wait for the end of an iteration is included. The time is
         now if it has none, or an impossible one: in the future, or more than `_OLDEST_S` ago.
         """
-        version = self.adapters.registry.pin(request.adapter)
+        version = self.adapters.registry.pin(request.adapter, or_base=request.or_base)
         now, said_s = self._clock.now(), request.arrival_s
         arrival_s = said_s if said_s and now - _OLDEST_S <= said_s <= now else now
         try:

@@ -255,11 +255,13 @@ _ERRORS: dict[str, type[TandemError]] = {
 
 def failure_of(error: Exception) -> Failure:
     """An exception as data. One that is not Tandem's becomes a `TandemError` with its text."""
+    # A text of a client's file may have characters that cannot be sent.
+    told = str(error).encode("utf-8", "backslashreplace").decode()
     if isinstance(error, InvalidRequest):
-        return Failure(type(error).__name__, str(error), error.param, error.code)
+        return Failure(type(error).__name__, told, error.param, error.code)
     if isinstance(error, TandemError):
-        return Failure(type(error).__name__, str(error))
-    return Failure("TandemError", f"{type(error).__name__}: {error}")
+        return Failure(type(error).__name__, told)
+    return Failure("TandemError", f"{type(error).__name__}: {told}")
 
 
 def to_exception(failure: Failure) -> TandemError:

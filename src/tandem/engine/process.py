@@ -139,7 +139,7 @@ class ProcessTransport:
         try:
             try:
                 self._child = self._spawn(endpoint)
-                reason = await self._watch(self._child)
+                reason = await self._watch(self._child, reader)
                 # A client that hears of its death repairs what the child was writing, so it must
                 # end first.
                 await _end(self._child)
@@ -166,7 +166,7 @@ class ProcessTransport:
         self._heard_s = self._clock.now()
         return child
 
-    async def _watch(self, child: subprocess.Popen[bytes]) -> str:
+    async def _watch(self, child: subprocess.Popen[bytes], reader: asyncio.Task[None]) -> str:
         """Return when the child counts as dead, with the reason."""
         looked_s = self._clock.now()
         while True:
@@ -178,6 +178,8 @@ class ProcessTransport:
             if code is not None:
                 await asyncio.sleep(0)  # its last messages may still be in the socket
                 return f"the {self._name} process ended unexpectedly (exit status {code})"
+            if reader.done():  # nobody would hear of it any more
+                return f"a message of the {self._name} process failed: {reader.exception()}"
             self._tell_quiet(self._ready and now - self._heard_s > self._quiet_s)
             if self._ready and now - self._heard_s > self._silence_s:
                 return f"the {self._name} process gave no sign of life for {self._silence_s:.0f} s"
@@ -198,12 +200,12 @@ class ProcessTransport:
             message = await channel.receive()
             self._heard_s = self._clock.now()
             self._tell_quiet(False)
-            self._ready = self._ready or isinstance(message, Ready)
             self._broken = self._broken or isinstance(message, Broken)
             if isinstance(message, Heartbeat):
                 self._busy_s = message.busy_s
             else:
                 self._deliver(message)
+            self._ready = self._ready or isinstance(message, Ready)
             if isinstance(message, Loading):
                 logger.debug("%s: %.0f%%", message.stage, 100 * message.fraction)
 

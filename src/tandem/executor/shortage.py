@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tandem.allocator import give_back
-from tandem.core.errors import OutOfMemory
+from tandem.core.errors import NoMemory, OutOfMemory
 from tandem.core.plan import NO_MEMORY
 
 # oneDNN's message for a failed allocation. A computation that it does not support at all is
@@ -38,6 +38,17 @@ def relieve() -> None:
     """Release unused memory, to try again with it."""
     gc.collect()
     give_back()
+
+
+@contextmanager
+def shortage_told(what: str) -> Iterator[None]:
+    """A shortage of memory inside becomes `NoMemory`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if lacks_memory(error):
+            raise NoMemory(f"there is no memory for {what} now") from error
+        raise
 
 
 @contextmanager

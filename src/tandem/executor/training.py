@@ -36,7 +36,7 @@ from tandem.executor.graphs import GraphKeeper, graph_keeper
 from tandem.executor.inner import InnerKeeper, inner_arena, inner_keeper
 from tandem.executor.kv_storage import free_memory_bytes, lazy_zeros
 from tandem.executor.replay import LoraReplay, Working, as_lora, within
-from tandem.executor.shortage import lacks_memory, reason_of
+from tandem.executor.shortage import reason_of, shortage_told
 from tandem.executor.starts import make_start, trainable_prefixes
 from tandem.executor.submitted import RunningSlice
 from tandem.model.attention.dense import DenseContext
@@ -99,19 +99,23 @@ class TrainingState:
         """See `Executor`."""
         if not spec.name:
             raise AdapterError("a trainer needs a name", param="name")
-        with _shortage_told(spec.name):
+        with _opening(spec.name):
             admit = partial(self._require_memory, spec.name)
             start = make_start(self._model, spec, self._max_rank, admit)
         return partial(self._open_trainer, spec, start)
 
     def _open_trainer(self, spec: TrainerSpec, start: Start) -> TrainerState:
         """Checks the memory again, since other trainers may have been opened meanwhile."""
-        with _shortage_told(spec.name):
+        with _opening(spec.name):
             self._require_memory(spec.name, start.layout)
             trainer = Trainer(spec, start, self._model.source)
-        self.close_trainer(spec.name)
-        self._trainers[spec.name] = trainer
-        self._refresh(trainer)
+            self.close_trainer(spec.name)
+            self._trainers[spec.name] = trainer
+            try:
+                self._refresh(trainer)
+            except BaseException:
+                self.close_trainer(spec.name)
+                raise
         return trainer.state
 
     def close_trainer(self, name: str) -> None:
@@ -119,7 +123,7 @@ class TrainingState:
         if self._trainers.pop(name, None) is None:
             return
         self._close_recordings(name)
-        self._working.pop(name)
+        self._working.pop(name, None)
         self._model.lora.drop(working_key(name))
 
     def snapshot_trainer(self, name: str) -> Checkpoint:
@@ -127,7 +131,8 @@ class TrainingState:
         trainer = self._trainers.get(name)
         if trainer is None:
             raise AdapterError(f"trainer {name} is not open")
-        return trainer.snapshot()
+        with shortage_told(f"trainer {name}"):
+            return trainer.snapshot()
 
     def gradients(self, name: str) -> Mapping[str, Pair]:
         """Gradients that an open trainer has accumulated since its last update, by module."""
@@ -381,11 +386,10 @@ def training_state(
 
 
 @contextmanager
-def _shortage_told(name: str) -> Iterator[None]:
+def _opening(name: str) -> Iterator[None]:
     """Errors while a trainer is made become `NoMemory` or `AdapterError`."""
     try:
-        yield
+        with shortage_told(f"trainer {name}"):
+            yield
     except (MemoryError, RuntimeError) as error:
-        if lacks_memory(error):
-            raise NoMemory(f"there is no memory for trainer {name} now") from error
         raise AdapterError(f"cannot open trainer {name}: {error}") from error

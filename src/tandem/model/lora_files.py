@@ -123,7 +123,7 @@ def _refuse_unsupported(config: dict[str, Any]) -> None:
         )
     for name, value in config.items():
         if value and name not in _READ | _HARMLESS:
-            raise AdapterError(f"the LoRA setting {name} is not supported (it is {value!r})")
+            raise AdapterError(f"the LoRA setting {name!r} is not supported (it is {value!r})")
 
 
 def _read_tensors(folder: Path) -> dict[str, dict[str, Tensor]]:

@@ -46,14 +46,14 @@ def unpacked(file: Path, progress: Progress) -> Path:
     """
     _refuse_by_name(file)
     progress(f"reading {file.name}", 0.0)
-    folder = model_folder()
+    folder, seen = model_folder(), _stamp(file)
     checkpoint = folder / _name(file)
     if checkpoint.is_dir():
         return checkpoint
     try:
         with _locked(folder):
             if not checkpoint.is_dir():
-                _unpack(file, checkpoint, progress)
+                _unpack(file, checkpoint, progress, seen)
     except OSError as error:
         raise InvalidRequest(
             f"cannot unpack {file} into {folder}: {error}; TANDEM_MODEL_CACHE names another folder",
@@ -69,6 +69,15 @@ def _refuse_by_name(file: Path) -> None:
         raise UnsupportedModel(
             f"{file} is a part of a model; join the parts into one file (llama-gguf-split --merge)"
         )
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    """Another one if the file is replaced or written to; empty if there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _name(file: Path) -> str:
@@ -94,7 +103,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _unpack(file: Path, checkpoint: Path, progress: Progress) -> None:
+def _unpack(file: Path, checkpoint: Path, progress: Progress, seen: tuple[int, ...]) -> None:
     # While the lock is held, no process writes these: they were left behind.
     for left in checkpoint.parent.glob(f"{_PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -111,6 +120,8 @@ def _unpack(file: Path, checkpoint: Path, progress: Progress) -> None:
         write_checkpoint(file, contents, aside, progress)
         for each in (*aside.iterdir(), aside):
             _flush(each)
+        if _stamp(file) != seen:  # the name is that of what it held before
+            raise InvalidRequest(f"{file} changed while it was read; start again", param="model")
         aside.rename(checkpoint)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)

@@ -130,7 +130,8 @@ class Files:
             await self._store.write(rows.add, file)
         except StoreError:
             with suppress(StoreError, OSError):  # then the next start removes the bytes
-                if not await self.known(file.file_id):
+                # As a write, which waits for the end of one whose connection was lost.
+                if await self._store.write(rows.find, file.file_id) is None:
                     await asyncio.to_thread(Path(file.path).unlink, missing_ok=True)
             raise
 

@@ -1,7 +1,7 @@
 """How much time has passed, for what is deleted after a while, where a clock may be set wrong.
 
 Knows neither what is deleted nor when. Invariant: a clock that is ahead, at the start or later,
-makes nothing old.
+makes nothing old, unless something was stored by it before this start.
 """
 
 from __future__ import annotations

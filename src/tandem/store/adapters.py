@@ -164,7 +164,7 @@ def save_version(
     A version is tainted if one of its samples was erased meanwhile, or if its parent is tainted.
     Returns the record as kept. Call again with a changed record to change it.
     """
-    known = {sample.sample_id for sample in samples.get(connection, sample_ids)}
+    known = {each.sample_id: each.state for each in samples.get(connection, sample_ids)}
     parent = version(connection, record.adapter, record.parent)
     before = version(connection, record.adapter, record.number)
     tainted = (
@@ -176,8 +176,13 @@ def save_version(
     record = replace(record, tainted=tainted)
     upsert(connection, VERSIONS, [to_kept(connection, record)])
     uses = [
-        {"adapter": record.adapter, "version": record.number, "sample_id": sample_id}
-        for sample_id in sorted(known - _used_by(connection, record))
+        {
+            "adapter": record.adapter,
+            "version": record.number,
+            "sample_id": sample_id,
+            "replayed": known[sample_id] is SampleState.CONSUMED,
+        }
+        for sample_id in sorted(known.keys() - _used_by(connection, record))
     ]
     if uses:
         connection.execute(sa.insert(USES), uses)
@@ -196,7 +201,8 @@ def delete_version(
     """Forget a version that is neither current nor a candidate, before its files are removed.
 
     Its children become its parent's. Children that were trained from it inherit the samples that
-    they learned from through it, so erasure still finds them. Its number is not given again.
+    they learned from through it, so erasure still finds them; the samples that it consumed are then
+    those of the child that the current version comes from. Its number is not given again.
     Returns the deleted record. Raises `NotFound`, `Conflict`.
     """
     known, gone = find(connection, adapter), version(connection, adapter, number)
@@ -212,7 +218,8 @@ def delete_version(
             f"version {number} of '{adapter}' waits for a decision; refuse it first",
             param="version",
         )
-    if number in left_behind(connection, adapter):  # nobody could tell any more
+    left = left_behind(connection, adapter)
+    if number in left:  # nobody could tell any more
         samples.change_of_version(
             connection, adapter, number, SampleState.CONSUMED, SampleState.REFUSED
         )
@@ -226,6 +233,8 @@ def delete_version(
             tainted = child.tainted or gone.tainted
             save_version(connection, replace(child, tainted=tainted))
             _inherit_uses(connection, adapter, number, child.number)
+        if child.state is VersionState.PUBLISHED and child.number not in left:
+            samples.hand_on(connection, adapter, number, child.number)
     same = (VERSIONS.c.adapter == adapter) & (VERSIONS.c.number == number)
     connection.execute(sa.delete(VERSIONS).where(same))
     references.forget(connection, gone.content_hash)
@@ -265,8 +274,8 @@ def refuse(
 ) -> VersionRecord:
     """Like `publish`, for a refused candidate. `record.reason` says why.
 
-    Its samples become `ACCEPTED` again. Once `tries` candidates that learned from them were
-    refused, they become `REFUSED` and are not tried again.
+    Its samples become `ACCEPTED` again. Once `tries` candidates to which they were new
+    were refused, they become `REFUSED` and are not tried again.
     """
     record = replace(record, state=VersionState.REFUSED)
     if find(connection, record.adapter) is None:
@@ -307,7 +316,7 @@ def taint(
     """Mark all versions that learned from these samples, and their descendants.
 
     Returns the newly tainted versions, and the adapters whose working parameters may be learning
-    from such a sample now: it is assigned, or may be replayed.
+    from such a sample now: it is assigned, may be replayed, or became invalid while it was used.
     """
     users: set[VersionKey] = set()
     training: set[str] = set()
@@ -315,8 +324,11 @@ def taint(
         used = sa.select(USES.c.adapter, USES.c.version).where(USES.c.sample_id.in_(chunk))
         users.update((adapter, number) for adapter, number in connection.execute(used))
         trained = (SampleState.ASSIGNED.value, SampleState.CONSUMED.value)
+        invalid = (SAMPLES.c.state == SampleState.INVALID.value) & (
+            SAMPLES.c.problem.startswith("superseded") | (SAMPLES.c.uses > 0)
+        )
         of_these = sa.select(SAMPLES.c.adapter).where(
-            SAMPLES.c.sample_id.in_(chunk), SAMPLES.c.state.in_(trained)
+            SAMPLES.c.sample_id.in_(chunk), SAMPLES.c.state.in_(trained) | invalid
         )
         learning = sa.select(SAMPLES.c.adapter).where(
             SAMPLES.c.state == SampleState.ASSIGNED.value, SAMPLES.c.adapter.in_(of_these)
@@ -362,10 +374,10 @@ def _inherit_uses(connection: Connection, adapter: str, number: int, child: int)
     """Let `child` have learned from what version `number` has learned from, in one statement: these
     may be all samples that an adapter ever had."""
     of_child = sa.select(USES.c.sample_id).where(USES.c.adapter == adapter, USES.c.version == child)
-    missing = sa.select(USES.c.adapter, sa.literal(child), USES.c.sample_id).where(
+    missing = sa.select(USES.c.adapter, sa.literal(child), USES.c.sample_id, sa.true()).where(
         USES.c.adapter == adapter, USES.c.version == number, USES.c.sample_id.not_in(of_child)
     )
-    names = ["adapter", "version", "sample_id"]
+    names = ["adapter", "version", "sample_id", "replayed"]
     connection.execute(sa.insert(USES).from_select(names, missing))
 
 

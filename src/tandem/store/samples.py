@@ -41,7 +41,7 @@ class SampleHead:
     user: str
     key_id: str
     desirable: bool = True
-    refusals: int = 0  # refused candidates that learned from it
+    refusals: int = 0  # refused candidates to which it was new
     deaths: int = 0  # of the engine that trained it; not kept in the store
 
 
@@ -51,6 +51,7 @@ _REFUSALS = (
     .join(VERSIONS, (VERSIONS.c.adapter == USES.c.adapter) & (VERSIONS.c.number == USES.c.version))
     .where(
         USES.c.sample_id == SAMPLES.c.sample_id,
+        ~USES.c.replayed,
         VERSIONS.c.state == VersionState.REFUSED.value,
     )
     .correlate(SAMPLES)
@@ -172,8 +173,8 @@ def release(connection: Connection, adapter: str | None = None) -> int:
 
 
 def try_again(connection: Connection, sample_ids: Sequence[str], most: int) -> list[str]:
-    """`ASSIGNED -> ACCEPTED` for samples of a refused candidate, unless `most` candidates that used
-    them were refused (this one included). Returns the samples that are not tried again."""
+    """`ASSIGNED -> ACCEPTED` for samples of a refused candidate, unless `most` candidates to which
+    they were new were refused (this one included). Returns the samples that are not tried again."""
     tired: list[str] = []
     for chunk in in_chunks(sample_ids):
         known = connection.execute(
@@ -192,6 +193,7 @@ def refused_for(connection: Connection, adapter: str) -> set[int]:
         .join(SAMPLES, SAMPLES.c.sample_id == USES.c.sample_id)
         .where(
             USES.c.adapter == adapter,
+            ~USES.c.replayed,
             SAMPLES.c.state.in_((SampleState.ACCEPTED.value, SampleState.ASSIGNED.value)),
         )
         .distinct()
@@ -246,6 +248,17 @@ def change_of_version(
         connection.execute(change.where(~learned, _REPLACED).values(replaced))
         connection.execute(change.where(~learned).values(state=SampleState.ACCEPTED.value))
     return connection.execute(change.where(learned).values(state=end.value)).rowcount
+
+
+def hand_on(connection: Connection, adapter: str, version: int, child: int) -> None:
+    """What a version consumed counts as consumed by its child: the version is to be deleted, and a
+    roll back leaves both behind."""
+    change = sa.update(SAMPLES).where(
+        SAMPLES.c.adapter == adapter,
+        SAMPLES.c.version == version,
+        SAMPLES.c.state == SampleState.CONSUMED.value,
+    )
+    connection.execute(change.values(version=child))
 
 
 def invalidate(connection: Connection, problems: Mapping[str, str]) -> int:

@@ -177,6 +177,7 @@ USES = _table(
         sa.ForeignKey("samples.sample_id", ondelete="CASCADE"),
         primary_key=True,
     ),
+    sa.Column("replayed", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.ForeignKeyConstraint(
         ["adapter", "version"], ["versions.adapter", "versions.number"], ondelete="CASCADE"
     ),

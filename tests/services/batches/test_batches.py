@@ -15,10 +15,11 @@ from batch_stage import CHAT, HERE, Stage, until
 from tandem.build_app import build_batches
 from tandem.config import Settings
 from tandem.core.batches import BatchRecord, BatchStatus
-from tandem.core.errors import Conflict, EngineDead, NotFound, QuotaExceeded
+from tandem.core.errors import Conflict, EngineDead, NotFound, QuotaExceeded, StoreError
 from tandem.services.answering.answer import GenerationFailed
 from tandem.services.answering.models import Pin
 from tandem.services.auth import ApiKeys, Caller
+from tandem.services.batches import service
 from tandem.services.batches.plan import read_asks, read_plan
 from tandem.services.batches.reply import Reply
 from tandem.services.batches.service import BatchAsk
@@ -224,6 +225,25 @@ async def test_a_key_has_so_many_batches_at_once(
     await stage.batches.cancel(first.batch_id, "")
     await stage.ended(first)
     await stage.make(1)
+
+
+async def test_a_batch_whose_commit_nobody_acknowledged_is_worked_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, write, lost = Stage(store), store.write, [True]
+
+    async def unknown(work: Any, *args: Any, **options: Any) -> Any:
+        made = await write(work, *args, **options)
+        if work is service._add and lost:
+            lost.pop()
+            raise StoreError("the connection is gone")
+        return made
+
+    monkeypatch.setattr(store, "write", unknown)
+    with pytest.raises(StoreError):
+        await stage.make(3)
+    [batch] = await stage.batches.listed("", None, 10)
+    assert (await stage.ended(batch)).status is BatchStatus.COMPLETED
 
 
 async def test_a_file_is_not_deleted_under_a_batch(store: Store) -> None:

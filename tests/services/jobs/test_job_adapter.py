@@ -180,6 +180,20 @@ async def test_feedback_goes_on_while_a_job_is_paused(tmp_path: Path) -> None:
         assert (await lineage(world, name))[1:] == [(2, 1, "feedback"), (3, 1, job.job_id)]
 
 
+async def test_a_job_whose_adapter_is_deleted_says_so(tmp_path: Path) -> None:
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        name = await made(world, jobs)
+        world.engine.step_s = 0.02
+        job = await continued(world, jobs, name)
+        steps = len(world.engine.steps)
+        await until(lambda: len(world.engine.steps) >= steps + 2)
+        async with world.learner.held(name):
+            await world.store.write(adapters.delete, name)
+        job = await ended(jobs, job.job_id)
+        assert job.status is JobStatus.FAILED and job.error is not None
+        assert "was deleted since the job began" in job.error["message"]
+
+
 async def test_a_job_does_not_undo_what_an_administrator_did_meanwhile(tmp_path: Path) -> None:
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         name = await made(world, jobs)
@@ -330,6 +344,7 @@ async def test_room_that_is_lost_while_the_gate_measures_leaves_nothing(
         await until(lambda: "loaded" in engine.adapters)
         await asyncio.sleep(0.1)
         assert await world.store.read(adapters.listed) == []
+        await until(lambda: set(engine.adapters) == {"loaded"})  # no candidate is left
         world.tools.examiner.examine = whole  # type: ignore[method-assign]
         await engine.unload_adapter("loaded")
         job = await ended(jobs, job.job_id)

@@ -127,6 +127,10 @@ def test_old_hyperparameters_are_supervised() -> None:
         ({"type": "kto", "kto": {"hyperparameters": {"weight_decay": 1.5}}}, "at most 1"),
         ({"type": "kto", "kto": {"hyperparameters": {"max_grad_norm": -1.0}}}, "at least 0"),
         ({"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": "many"}}}, "n_epochs"),
+        ({"type": "dpo", "dpo": {"hyperparameters": {"learning_rate": 10**400}}}, "method: "),
+        ({"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 10**400}}}, "n_epochs|method: "),
+        ({"type": "dpo", "dpo": {"hyperparameters": {"batch_size": 10**400}}}, "batch|method: "),
+        ({"type": "dpo", "dpo": {"hyperparameters": {"warmup_steps": 10**400}}}, "warm|method: "),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(method: dict[str, object], problem: str) -> None:

@@ -257,6 +257,20 @@ async def test_ended_jobs_keep_no_optimiser_state(tmp_path: Path, end: str) -> N
         await until(lambda: not states_below(tmp_path / "jobs"))  # after the trainer is closed
 
 
+async def test_a_job_keeps_the_optimiser_state_of_its_newest_checkpoint_only(
+    tmp_path: Path,
+) -> None:
+    """It may have a thousand epochs."""
+    async with jobs_over(tmp_path, FakeEngine(step_s=0.02)) as (world, jobs):
+        given = {"n_epochs": 50, "batch_size": 4}
+        wanted = ask(await upload(world, supervised(4)), hyperparameters=given)
+        job = await jobs.create(wanted, CALLER)
+        await until(lambda: len(world.engine.steps) >= 4)
+        job = await jobs.pause(job.job_id, TENANT)
+        kept = [path.parent for path in (tmp_path / "jobs").rglob("adapter_config.json")]
+        assert len(kept) >= 3 and states_below(tmp_path / "jobs") == [Path(job.checkpoint_path)]
+
+
 def states_below(directory: Path) -> list[Path]:
     return [file.parent for file in directory.rglob("trainer_state.json")]
 

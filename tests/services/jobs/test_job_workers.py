@@ -17,12 +17,12 @@ from test_jobs import CALLER, TENANT, ask, ended, jobs_over, supervised, upload
 
 from fake_engine import FakeEngine
 from learning_world import until
-from tandem.core.errors import StoreError
+from tandem.core.errors import OutOfMemory, StoreError, TandemError
 from tandem.core.learning import JobStatus, VersionState
 from tandem.core.ports import EngineState
 from tandem.core.version import AdapterVersion
 from tandem.services import tasks
-from tandem.services.jobs import service
+from tandem.services.jobs import run, service
 from tandem.services.jobs.service import Jobs
 from tandem.store import Store, adapters
 
@@ -176,6 +176,46 @@ async def test_a_disk_that_does_not_take_checkpoints_for_a_while_ends_no_job(
         job = await ended(jobs_, job.job_id)
         assert job.status is JobStatus.SUCCEEDED, job.error
         assert len(tries) > 4
+
+
+async def test_what_the_engine_cannot_do_for_a_while_ends_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "FIRST_S", 0.001)
+    monkeypatch.setattr(run, "_LOOK_FOR_ROOM_S", 0.001)
+    engine = FakeEngine()
+    stage = engine.stage
+    fails = [TandemError("the iteration failed"), OutOfMemory("not now"), TandemError("again")]
+
+    async def full(trainer: str, name: str, path: str) -> AdapterVersion:
+        if fails:
+            raise fails.pop()
+        return await stage(trainer, name, path)
+
+    engine.stage = full  # type: ignore[method-assign]
+    async with jobs_over(tmp_path, engine) as (world, jobs_):
+        job = await jobs_.create(ask(await upload(world, supervised(24))), CALLER)
+        job = await ended(jobs_, job.job_id)
+        assert job.status is JobStatus.SUCCEEDED, job.error
+        assert not fails
+
+
+async def test_what_the_engine_never_can_do_ends_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "FIRST_S", 0.0)
+    engine, tries = FakeEngine(), []
+
+    async def fails(*_: str) -> AdapterVersion:
+        tries.append(1)
+        raise TandemError("the iteration failed")
+
+    engine.stage = fails  # type: ignore[method-assign]
+    async with jobs_over(tmp_path, engine) as (world, jobs_):
+        job = await jobs_.create(ask(await upload(world, supervised(4))), CALLER)
+        job = await ended(jobs_, job.job_id)
+        assert job.status is JobStatus.FAILED and job.error["code"] == "training_failed"
+        assert "failed 20 times in a row" in job.error["message"] and len(tries) == 20
 
 
 async def test_a_job_can_be_paused_and_cancelled_while_the_store_fails(

@@ -110,8 +110,8 @@ async def test_a_refused_candidate_is_tried_more_gently_and_does_not_loop(tmp_pa
         told = await made.store.read(events.listed, "formal")
         assert {event.level for event in told} == {"warning"}
         messages = sorted((event.number, event.message) for event in told)
-        assert "half the learning rate, from the base on (2 more tries)" in messages[0][1]
-        assert "(1 more try); nothing needs to be done" in messages[1][1]
+        assert "1/2 of the learning rate, from the base on (2 more tries)" in messages[0][1]
+        assert "1/4 of the learning rate, from the base on (1 more try); nothing" in messages[1][1]
         assert "tandem adapters publish formal 3" in messages[2][1]
         rates = [spec.optimizer.learning_rate for spec in made.engine.opened]
         assert rates == [1e-3, 5e-4, 2.5e-4]

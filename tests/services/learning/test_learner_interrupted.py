@@ -329,6 +329,24 @@ async def test_whoever_holds_an_adapter_waits_for_no_other_adapter(tmp_path: Pat
         assert await course.turn(slots) is Progress.LEARNED
 
 
+async def test_what_is_committed_waits_for_no_other_adapter(tmp_path: Path) -> None:
+    """It answers although others train in all slots."""
+    async with world(tmp_path) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await settled(made)
+        await until(lambda: set(made.engine.adapters) == {"formal"})
+        committed = dict(made.engine.adapters)
+        made.engine.adapters = {}
+        course, slots = Course("formal", made.tools), asyncio.Semaphore(1)
+        course.doubtful = True
+        async with slots:
+            turn = asyncio.create_task(course.turn(slots))
+            await until(lambda: made.engine.adapters == committed)
+            assert not turn.done()
+        assert await turn is Progress.IDLE
+
+
 async def test_under_a_policy_that_never_trains_samples_wait_as_they_are(tmp_path: Path) -> None:
     async with world(tmp_path, trains=False) as made:
         await made.give(given := [made.sample() for _ in range(4)])

@@ -240,6 +240,7 @@ def test_a_few_bad_samples_take_fewer_others_with_them_each_time() -> None:
     few = [head(row, refusals=2, key_id=str(row % 4)) for row in range(16)]
     [again] = candidates(few, 8, shares, NOW_S)
     assert len(again) == 4 and ready_in_s(again, 8, shares, NOW_S) == 0.0
+    assert candidates(few, 8, replace(settings, key_share=5e-324), NOW_S) == [[]]
 
 
 def arrived(count: int, newest_s: float, oldest_s: float) -> list[SampleHead]:
@@ -262,6 +263,7 @@ def test_a_version_waits_for_enough_samples_or_for_a_time() -> None:
     assert ready(12, 1.0, 60.0)  # one every five seconds, for a minute
     assert not ready(1, 300.0, 300.0) and ready(1, 600.0, 600.0)
     assert ready_in_s([], 64, settings, NOW_S) == math.inf
+    assert ready(1, -3600.0, -3600.0)  # the clock was set back
 
 
 def test_how_long_a_version_will_wait_if_nothing_else_comes() -> None:

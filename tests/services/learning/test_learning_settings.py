@@ -89,6 +89,7 @@ def test_jobs_are_bounded_alike(hyperparameters: dict[str, Any]) -> None:
     [
         ({"warmup_steps": -1}, "warmup_steps"),
         ({"warmup_steps": 1.5}, "settings"),
+        ({"learning_rate": 10**400}, "settings"),
         ({"weight_decay": -0.1}, "weight_decay"),
         ({"weight_decay": 1.1}, "weight_decay"),
         ({"max_grad_norm": -1.0}, "max_grad_norm"),

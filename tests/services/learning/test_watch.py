@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -256,6 +257,51 @@ async def test_nobody_waits_for_what_the_base_says_about_a_version(tmp_path: Pat
         await answers(made, *[MMM] * 6, label="formal@1")
         assert questions() == 1
     assert questions() == 0
+
+
+class SlowToUnload(FakeEngine):
+    """Answers that `formal` is unloaded only once `may_unload` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(play=base_says(SOUND).play)
+        self.may_unload = asyncio.Event()
+
+    async def unload_adapter(self, name: str) -> None:
+        """As the fake does, later."""
+        await super().unload_adapter(name)
+        if name == "formal":
+            await self.may_unload.wait()
+
+
+async def test_a_roll_back_that_is_committed_is_finished(tmp_path: Path) -> None:
+    """Although a later answer finds that the version is watched no more."""
+    engine = SlowToUnload()
+    async with watched(tmp_path, versions=1, engine=engine) as (made, _):
+        await answers(made, *[MMM] * 30, label="formal@1")
+        await until(lambda: current(made) == 0)
+        await answers(made, *[MMM] * 6, label="formal@1")
+        engine.may_unload.set()
+        await until(lambda: rolled_back(made) == 1.0)
+
+
+async def test_a_clock_that_is_set_back_does_not_stop_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, ahead_s, said = time.time, [7200.0], [AGAIN]
+    monkeypatch.setattr(time, "time", lambda: real() + ahead_s[0])
+    engine = FakeEngine(
+        play=lambda request, index: script(
+            said[0] if request.request_id.startswith("watch") else SOUND
+        )
+    )
+    async with watched(tmp_path, engine=engine) as (made, _):
+        await answers(made, *[MMM] * 6)
+        assert current(made) == 2 and any(
+            each.request_id.startswith("watch") for each in made.engine.requests
+        )
+        ahead_s[0], said[0] = 0.0, SOUND
+        await answers(made, *[MMM] * 12)
+        await reached(made, 1)
 
 
 async def test_what_the_base_model_answers_as_badly_is_no_reason(tmp_path: Path) -> None:

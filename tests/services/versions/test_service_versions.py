@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 
 from learning_world import World, until, world
 from tandem.core.batches import BatchRecord, BatchStatus
-from tandem.core.errors import Conflict, NotFound
+from tandem.core.errors import Conflict, NotFound, StoreError
 from tandem.core.learning import EventRecord, SampleState, VersionRecord, VersionState
 from tandem.core.training import ScoreRequest
 from tandem.core.version import AdapterVersion
@@ -194,6 +194,22 @@ async def test_an_import_that_loses_its_place_meanwhile_leaves_nothing(tmp_path:
         assert sorted(made.engine.adapters) == ["formal", "third"]
         assert await made.store.read(adapters.find, "other") is None
         assert list((made.directory / "adapters" / "other").iterdir()) == []
+
+
+async def test_an_import_that_the_store_does_not_take_leaves_no_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        await learned(made, 1)
+        archive = await versions.archive("formal", 1)
+
+        async def lost(_: object) -> None:
+            raise StoreError("the connection is gone")
+
+        monkeypatch.setattr(made.tools.publisher, "publish", lost)
+        with pytest.raises(StoreError):
+            await versions.imports.archive("other", archive, 1 << 20)
+        assert sorted(made.engine.adapters) == ["formal"]
 
 
 async def test_a_reference_and_a_candidate_are_not_deleted(tmp_path: Path) -> None:

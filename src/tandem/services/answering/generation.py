@@ -322,6 +322,7 @@ class Generation:
             sampling=sampling,
             n=options.n,
             adapter=model.adapter.name if model.adapter else None,
+            or_base=self._models.or_base(model),
             tenant=options.caller.tenant,
             work_class=options.work_class,
             priority=options.priority,

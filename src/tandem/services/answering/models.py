@@ -119,6 +119,13 @@ class Models:
             return nullcontext()
         return self._checkpoints.held(model.adapter)
 
+    def or_base(self, model: ServedModel) -> bool:
+        """Whether the base answers as `model` if its version is taken back before the engine has
+        the request: an adapter that learns may be rolled back to the base at any time."""
+        version = model.adapter
+        own = version is not None and not version.internal and not model.checkpoint
+        return own and model.name in self._announced
+
     def find(self, model_id: str, caller: Caller) -> ServedModel:
         """The model of that name. Raises `NotFound`, also for models that `caller` may not see; the
         message lists the visible ones."""

@@ -49,6 +49,16 @@ class Draft:
         return replace(self.receipt, version=version, prompt=prompt, choices=choices)
 
 
+def unknown_completion(completion_id: str) -> NotFound:
+    """Nothing is kept, or not for this tenant."""
+    return NotFound(
+        f"no completion '{completion_id[:100]}' is known; its receipt may have expired, or belong "
+        "to another key (send the messages and the answers themselves)",
+        param="completion_id",
+        code="completion_not_found",
+    )
+
+
 class Receipts:
     """Keeps receipts for `days`; with 0 it keeps none. `now` is the time since the epoch, and
     `monotonic` counts seconds whatever the clock is set to."""
@@ -95,12 +105,7 @@ class Receipts:
             )
         receipt = await self._store.read(rows.find, completion_id)
         if receipt is None or receipt.tenant != tenant:
-            raise NotFound(
-                f"no completion '{completion_id[:100]}' is known; its receipt may have expired, "
-                "or belong to another key (send the messages and the answers themselves)",
-                param="completion_id",
-                code="completion_not_found",
-            )
+            raise unknown_completion(completion_id)
         return receipt
 
     async def sweep(self) -> int:

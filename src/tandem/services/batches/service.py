@@ -116,7 +116,11 @@ class Batches:
             output_kept_s=ask.output_kept_s,
             metadata=dict(ask.metadata or {}),
         )
-        await self._store.write(_add, batch)
+        try:
+            await self._store.write(_add, batch)
+        except StoreError:  # nobody knows whether it is kept; its work will see
+            self._launch(batch.batch_id)
+            raise
         self._launch(batch.batch_id)
         return batch
 

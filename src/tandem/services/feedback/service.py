@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from tandem.core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, StoreError
 from tandem.core.learning import AdapterRecord, Feedback, Receipt, Split
 from tandem.services.answering.models import SEPARATOR, Models
-from tandem.services.answering.receipts import Receipts
+from tandem.services.answering.receipts import Receipts, unknown_completion
 from tandem.services.auth import Caller
 from tandem.services.feedback.quota import spend_samples
 from tandem.services.feedback.samples import make_samples
@@ -33,7 +33,7 @@ from tandem.services.feedback.subject import (
 from tandem.services.learning.encode import Encoder
 from tandem.services.versions.adapters import check_name
 from tandem.services.versions.checkpoints import labelled_adapter
-from tandem.store import Connection, Store, adapters, samples, usage
+from tandem.store import Connection, Store, adapters, receipts, samples, usage
 from tandem.store import feedback as rows
 from tandem.store.feedback import Erased, Filter, Stored
 
@@ -260,6 +260,9 @@ class FeedbackService:
         if (known := _repeated(connection, said, caller)) is not None:
             return known
         feedback = stored.feedback
+        about = feedback.completion_id
+        if about and receipts.find(connection, about) is None:  # it was erased meanwhile
+            raise unknown_completion(about)
         if self._rules.auto_adapters:
             adapters.create(connection, AdapterRecord(feedback.adapter, feedback.created_s))
         elif adapters.find(connection, feedback.adapter) is None:

@@ -7,6 +7,7 @@ examples has the same steps, so that a job goes on where its last checkpoint was
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -155,6 +156,8 @@ def read_method(
         parsed = msgspec.convert(dict(method), _Method)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"method: {error}", param="method") from None
+    except (OverflowError, SystemError):  # an integer that is no float; msgspec does not catch it
+        raise InvalidRequest("method: a number is too large", param="method") from None
     if parsed.type not in KINDS:
         raise InvalidRequest(
             f"method.type is one of {', '.join(KINDS)}, not '{parsed.type[:40]}'", param="method"
@@ -246,7 +249,7 @@ def _meaning(kind: str, given: _Hyperparameters, defaults: LearningSettings, kep
 
 def _check_number(value: float, name: str, path: str) -> None:
     least = "at least 0" if name in _MAY_BE_0 else "above 0"
-    if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_0):
+    if not 0 <= value <= sys.float_info.max or (value == 0 and name not in _MAY_BE_0):
         raise InvalidRequest(f"'{path}' must be {least}", param=path)
     if name == "weight_decay" and value > 1:
         raise InvalidRequest(f"'{path}' is at most 1", param=path)

@@ -27,7 +27,7 @@ from tandem.services.answering.models import SEPARATOR
 from tandem.services.jobs.tools import JobFailed, JobTools, departure
 from tandem.services.learning.conclude import WORDS, Concluder
 from tandem.services.learning.gate import Outcome, Verdict
-from tandem.services.learning.publish import Conclusion, remove_tree
+from tandem.services.learning.publish import Conclusion, candidate_name, remove_tree
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.tasks import uninterrupted
 from tandem.store import Store, adapters
@@ -86,7 +86,11 @@ class Publication:
             aside = await self._course.publisher.staging_path(name, 0)  # no version has number 0
             await asyncio.to_thread(remove_tree, aside)
             staged, verdict = await self._judged(aside)
-            await uninterrupted(self._conclude(aside, staged, verdict))
+            try:
+                await uninterrupted(self._conclude(aside, staged, verdict))
+            except BaseException:
+                await self._course.publisher.forget(candidate_name(name))
+                raise
 
     async def _made(self) -> VersionRecord | None:
         """The job's version, if it is in the store."""

@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.core.errors import EngineDead, InvalidRequest, NoMemory, TrainingCancelled
+from tandem.core.errors import EngineDead, InvalidRequest, NoMemory, TandemError, TrainingCancelled
 from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
 from tandem.core.plan import NO_MEMORY
 from tandem.core.version import INTERNAL
 from tandem.services.answering.models import SEPARATOR
-from tandem.services.jobs.deaths import Deaths
+from tandem.services.jobs.deaths import SHORTAGES, Deaths, going_on
 from tandem.services.jobs.examples import (
     Examples,
     admit,
@@ -42,6 +42,7 @@ from tandem.services.learning.references import NotFinite
 from tandem.services.learning.steps import Failed, StepMaker, Wanted, run_steps
 from tandem.services.learning.strays import make_room, remove_staged
 from tandem.services.tasks import Backoff
+from tandem.services.versions.retention import drop_optimisers
 from tandem.store import Connection, adapters, events, jobs
 
 logger = logging.getLogger(__name__)
@@ -129,13 +130,13 @@ class JobRun:
                     except NoRoom as error:
                         await leave()  # all its steps are done
                         await self._wait_for_room(error)
-                    except NoMemory as error:  # of steps, scores or the gate's answers
+                    except SHORTAGES as error:  # of steps, scores, the gate's answers, copies
                         await self._wait_for_memory(error)
                         await self._backoff.wait()  # steps since the last commit are done again
-                    except (EngineDead, TrainingCancelled) as error:
+                    except TandemError as error:
+                        told = going_on(error)
                         if self.pausing:
                             raise _Paused from error
-                        told = f"Interrupted: {error}; going on from the last commit"
                         await self._tell("warning", told)
                         await self._deaths.outlive(error, self.job.step)
         except _Paused:
@@ -234,7 +235,7 @@ class JobRun:
             except NoMemory as error:
                 await self._wait_for_memory(error)
 
-    async def _wait_for_memory(self, error: NoMemory) -> None:
+    async def _wait_for_memory(self, error: TandemError) -> None:
         if str(error) != self._told:
             await self._tell("info", f"The job waits: {error}")
         self._told = str(error)
@@ -351,7 +352,9 @@ class JobRun:
         self.job = job
         self._tools.at("job after commit")
         kept = await self._store.read(jobs.checkpoints, job.job_id)
-        if before and before not in {record.path for record in kept}:
+        if before in {record.path for record in kept}:  # the job goes on from the newest only
+            await asyncio.to_thread(drop_optimisers, [before])
+        elif before:
             await asyncio.to_thread(remove_tree, Path(before))
 
     async def _close(self) -> None:

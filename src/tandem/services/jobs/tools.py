@@ -37,6 +37,8 @@ def departure(job: JobRecord, adapter: AdapterRecord | None) -> str | None:
     if job.checkpoint_path:
         place = f"jobs/{job.job_id}/{Path(job.checkpoint_path).name}"
         kept = f"; what it learned in {job.step} steps is in {place} below the store's directory"
+    if adapter is None:
+        return f"'{job.adapter}' was deleted since the job began{kept}: start a new job"
     return (
         f"'{job.adapter}' went from version {job.start_version} to {current} since the job began"
         f"{kept}: start a new job, which goes on from version {current}, or publish version "

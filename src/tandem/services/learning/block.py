@@ -58,7 +58,7 @@ class Block:
     ahead: float = 0.0
     """What the drift will be after another epoch, if that moves the model as far as the last."""
     refusals: int = field(init=False)
-    """How many candidates that learned from these samples were refused before. Dislikes may have
+    """How many candidates to which these samples were new were refused before. Dislikes may have
     joined others that were tried less often."""
 
     def __post_init__(self) -> None:

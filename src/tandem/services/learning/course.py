@@ -144,16 +144,16 @@ class Course:
         await self._trainer.rest()
 
     async def _in_slot(self, slots: asyncio.Semaphore) -> Progress:
-        async with slots:
-            return await self._block()
-
-    async def _block(self) -> Progress:  # noqa: C901, PLR0915
-        if self.doubtful:
+        if self.doubtful:  # what is committed waits for nobody's training
             adopted = await self._tools.publisher.catch_up(self.name)
             if adopted is not None:
                 self._tools.metrics.version.labels(self.name).set(adopted)
             await self._store.write(samples.release, self.name)  # it may have failed as well
             self.doubtful = False
+        async with slots:
+            return await self._block()
+
+    async def _block(self) -> Progress:  # noqa: C901, PLR0915
         record = await self._store.read(adapters.find, self.name)
         if record is None or not self._tools.trains:
             return Progress.IDLE
@@ -349,9 +349,10 @@ def _what_then(block: Block, record: VersionRecord) -> str:
     left, count = TRIES - block.refusals - 1, len(block.used)
     if left > 0:
         begin = f"version {record.parent}" if record.parent else "the base"
+        share = 2 ** (block.refusals + 1)
         return (
-            f"Its {count} samples are tried again at half the learning rate, from {begin} on "
-            f"({left} more {'try' if left == 1 else 'tries'}); nothing needs to be done"
+            f"Its {count} samples are tried again at 1/{share} of the learning rate, from {begin} "
+            f"on ({left} more {'try' if left == 1 else 'tries'}); nothing needs to be done"
         )
     return (
         f"Its {count} samples were refused {TRIES} times and are not tried again. If the answers "

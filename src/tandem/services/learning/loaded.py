@@ -51,19 +51,19 @@ class Keeper:
         self._refused: AdapterVersion | None = None
         self._problem: AdapterError | NotCopied = AdapterError("")
         self._wait_s = 0.0
-        self._again_s = 0.0
+        self._failed_s = 0.0
 
     async def keep(self) -> bool:
         """Whether an adapter was saved. Raises as `keep_loaded`; in back-off the last error."""
         loaded, now_s = await loaded_by_hand(self._tools, self._name), self._tools.now()
         known = loaded is not None and loaded == self._refused
-        if known and now_s < self._again_s:
+        if known and abs(now_s - self._failed_s) < self._wait_s:  # the clock may be set back
             raise self._problem.with_traceback(None)  # else it would grow
         try:
             return await keep_loaded(self._tools, self._name)
         except (AdapterError, NotCopied) as error:
             self._wait_s = min(2 * self._wait_s, _LONGEST_S) if known else _AGAIN_S
-            self._refused, self._problem, self._again_s = loaded, error, now_s + self._wait_s
+            self._refused, self._problem, self._failed_s = loaded, error, now_s
             raise
 
 

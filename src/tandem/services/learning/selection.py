@@ -8,6 +8,7 @@ its share of what is chosen, and no more answers are disliked in it than liked.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ _DELTA_PER_S = UNSCORED_LOSS / 600.0
 _GAMMA = 1.0
 
 TRIES = 3
-"""How many candidates may be refused that learned from a sample, before the sample is."""
+"""How many candidates to which a sample was new may be refused, before the sample is."""
 
 # When some samples are enough for a version: nothing came for a while, or the first waited long.
 _SETTLED_S = 1.0
@@ -124,7 +125,8 @@ def why_none(versions: Sequence[Sequence[SampleHead]], settings: LearningSetting
 def _together(group: Sequence[SampleHead], most: int, key_share: float) -> int:
     """How many of a group share a version; not so few that no key may give one."""
     first = next(head for head in group if not is_dislike(head))
-    return max(math.ceil(1.0 / key_share - 1e-9), most >> first.refusals + first.deaths)
+    keys = min(1.0 / key_share, float(sys.maxsize))  # the quotient may be infinite
+    return max(math.ceil(keys - 1e-9), most >> first.refusals + first.deaths)
 
 
 def ready_in_s(
@@ -140,7 +142,8 @@ def ready_in_s(
     if len(group) >= _together(group, most, settings.key_share):
         return 0.0
     arrived = [head.created_s for head in group]
-    quiet_s, waited_s = now_s - max(arrived), now_s - min(arrived)
+    # A clock that was set back makes nobody wait until it has caught up.
+    quiet_s, waited_s = abs(now_s - max(arrived)), abs(now_s - min(arrived))
     wait_s = settings.version_wait_s
     left_s = _LONG_WAITS * wait_s - waited_s
     if len(group) >= _ENOUGH_STEPS * settings.batch_samples:

@@ -175,6 +175,8 @@ def resolve_settings(base: LearningSettings, own: Mapping[str, Any]) -> Learning
         settings = msgspec.convert(merged, LearningSettings)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"learning settings: {error}", param="settings") from error
+    except (OverflowError, SystemError):  # an integer that is no float; msgspec does not catch it
+        raise InvalidRequest("learning settings: a number is too large", param="settings") from None
     _check(settings)
     return settings
 

@@ -30,7 +30,7 @@ from tandem.services.learning.live import Broken
 from tandem.services.learning.selection import most_shared, shared
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
-from tandem.services.tasks import together
+from tandem.services.tasks import together, uninterrupted
 from tandem.services.versions import changes
 from tandem.store import Connection, adapters, feedback
 from tandem.store.feedback import Thumb
@@ -64,7 +64,8 @@ class Watch:
         self._task = asyncio.create_task(self._run(), name="watch")
 
     async def stop(self) -> None:
-        """End it; a roll back that is committed is adopted at the next start."""
+        """End it. A roll back for broken answers that has begun is finished first; one for ratings
+        that is committed is adopted at the next start."""
         if self._task is not None:
             tasks = (self._task, *self._asking.values())
             for task in tasks:
@@ -106,8 +107,8 @@ class Watch:
         try:
             async with _tried(label):
                 why = await self._broken(label)
-                if why is not None:
-                    await self._roll_back(version, why)
+                if why is not None:  # a roll back that is committed is adopted, too
+                    await uninterrupted(self._roll_back(version, why))
         finally:
             del self._asking[label]
 
@@ -149,8 +150,8 @@ class Watch:
         window = live.copy()  # of a busy version the live one has moved on before the base answers
         if not window.too_many(window.broken):
             return None
-        now_s = self._tools.now()
-        if now_s - self._asked_s.get(label, float("-inf")) < _ASK_EVERY_S:
+        now_s = self._tools.now()  # of a clock that may be set back
+        if abs(now_s - self._asked_s.get(label, float("-inf"))) < _ASK_EVERY_S:
             return None
         self._asked_s[label] = now_s
         doubtful = [each for each in window.broken if not each.confirmed][-_ASKED_AT_ONCE:]

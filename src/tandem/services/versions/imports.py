@@ -107,16 +107,17 @@ class Imports:
                 self._publisher.require_room(name)  # others may have come since
                 record = AdapterRecord(name, self._tools.now())
                 number = await self._store.write(adapters.begin_version, record)
+                staging = await self._publisher.staging_path(name, number)
+                await asyncio.to_thread(aside.rename, staging)
+                path = str(self._publisher.path(name, number))
+                version = replace(version, number=number, path=path, content_hash=content_hash)
+                told = f"version {number} imported"
+                event = EventRecord(name, self._tools.now(), "info", told, {"version": number})
+                version = await self._publisher.publish(Conclusion(version, (), (), event))
             except BaseException:
                 await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
                 await self._publisher.forget(candidate_name(name))
                 raise
-            await asyncio.to_thread(aside.rename, await self._publisher.staging_path(name, number))
-            version = replace(version, number=number, path=str(self._publisher.path(name, number)))
-            told = f"version {number} imported"
-            event = EventRecord(name, self._tools.now(), "info", told, {"version": number})
-            conclusion = Conclusion(replace(version, content_hash=content_hash), (), (), event)
-            version = await self._publisher.publish(conclusion)
             self._models.announce(name)
             self._tools.metrics.version.labels(name).set(number)
         return version

@@ -81,13 +81,13 @@ async def _trim(
 ) -> int:
     """A failed deletion is logged and retried later: it must not fail the publication."""
     try:
-        return await asyncio.to_thread(_drop_optimisers, await store.read(unneeded, subject))
+        return await asyncio.to_thread(drop_optimisers, await store.read(unneeded, subject))
     except (StoreError, OSError) as error:
         logger.error("old optimiser states cannot be removed", exc_info=error)
         return 0
 
 
-def _drop_optimisers(directories: Iterable[str]) -> int:
+def drop_optimisers(directories: Iterable[str]) -> int:
     """Remove the optimiser's state from directories; bytes freed. Blocks."""
     freed_bytes = 0
     for file in (Path(directory) / name for directory in directories for name in _OPTIMISER):

@@ -200,8 +200,8 @@ class Versions:
         """Forget an adapter with its versions, its jobs' checkpoints and the files of both.
 
         Of a name that does not learn, what is loaded (whose files stay) and checkpoints of jobs
-        that have made no version. Jobs that are under way go on. Raises `NotFound`, and `Conflict`
-        while a batch is answered by it.
+        that have made no version. Jobs go on that began from no version of it. Raises `NotFound`,
+        and `Conflict` while a batch is answered by it.
         """
         check_name(name)
         await self._require_no_batch(name)
