@@ -95,9 +95,9 @@ class AdapterRegistry:
         if name is None:
             return None
         version = self._current.get(name)
-        if version is None and or_base:
-            return None
         if version is None:
+            if or_base:
+                return None
             raise NotFound(f"there is no adapter {name!r}", param="model", code="model_not_found")
         self.pin_again(version)
         return version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -180,7 +181,21 @@ async def test_feedback_goes_on_while_a_job_is_paused(tmp_path: Path) -> None:
         assert (await lineage(world, name))[1:] == [(2, 1, "feedback"), (3, 1, job.job_id)]
 
 
-async def test_a_job_whose_adapter_is_deleted_says_so(tmp_path: Path) -> None:
+async def back_to_the_base(world: World, name: str) -> None:
+    await world.store.write(adapters.set_current, name, 0)
+
+
+async def deleted(world: World, name: str) -> None:
+    await world.store.write(adapters.delete, name)
+
+
+@pytest.mark.parametrize(
+    ("change", "told", "left"),
+    [(back_to_the_base, "from version 1 to 0", 1), (deleted, "deleted since the job began", 0)],
+)
+async def test_a_job_does_not_undo_what_an_administrator_did_meanwhile(
+    tmp_path: Path, change: Callable[[World, str], Awaitable[None]], told: str, left: int
+) -> None:
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         name = await made(world, jobs)
         world.engine.step_s = 0.02
@@ -188,25 +203,11 @@ async def test_a_job_whose_adapter_is_deleted_says_so(tmp_path: Path) -> None:
         steps = len(world.engine.steps)
         await until(lambda: len(world.engine.steps) >= steps + 2)
         async with world.learner.held(name):
-            await world.store.write(adapters.delete, name)
-        job = await ended(jobs, job.job_id)
-        assert job.status is JobStatus.FAILED and job.error is not None
-        assert "was deleted since the job began" in job.error["message"]
-
-
-async def test_a_job_does_not_undo_what_an_administrator_did_meanwhile(tmp_path: Path) -> None:
-    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
-        name = await made(world, jobs)
-        world.engine.step_s = 0.02
-        job = await continued(world, jobs, name)
-        steps = len(world.engine.steps)
-        await until(lambda: len(world.engine.steps) >= steps + 2)
-        async with world.learner.held(name):
-            await world.store.write(adapters.set_current, name, 0)
+            await change(world, name)
         job = await ended(jobs, job.job_id)
         assert job.status is JobStatus.FAILED and job.error["code"] == "adapter_changed"
-        assert "from version 1 to 0" in job.error["message"] and 0 < job.step < job.total_steps
-        assert len(await lineage(world, name)) == 1
+        assert told in job.error["message"] and 0 < job.step < job.total_steps
+        assert len(await lineage(world, name)) == left
 
 
 async def test_jobs_on_one_adapter_follow_each_other(tmp_path: Path) -> None:
