@@ -3,14 +3,23 @@
 import os
 from pathlib import Path
 
+import httpx
+import hypothesis
 import pytest
 
 import devices  # noqa: F401  how Triton runs is settled before anything imports it
+from patience import PATIENCE_S
 
 # Tests speak plain HTTP. Reading the certificates of the world costs every new client 25 ms; this
 # folder has none.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
+
+# A busy machine is no reason to fail: not in a request's time, nor in that of an example.
+for _kind in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _kind, PATIENCE_S)
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 LONG = (
     "tests/crash/",

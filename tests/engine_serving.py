@@ -12,6 +12,7 @@ from queue import Queue
 
 import uvicorn
 
+from patience import PATIENCE_S, START_S
 from serving import new_directory
 from tandem.api.protocol import PatientProtocol
 from tandem.build import build_engine_client
@@ -59,12 +60,12 @@ def live_engine(settings: Settings) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
-    first = ready.get(timeout=120)
+    first = ready.get(timeout=START_S)
     if isinstance(first, BaseException):
         raise first
     try:
         yield first
     finally:
         stop.set()
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE_S)
         assert not thread.is_alive()

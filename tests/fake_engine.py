@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +52,8 @@ class Script:
     """What one choice does: `tokens`, one event each, `delay_s` before each of them.
 
     After the tokens it ends with `finish` (`stop_token` is then appended), or with LENGTH where
-    `max_tokens` is reached. With `dies_after` the engine dies after so many tokens.
+    `max_tokens` is reached. With `dies_after` the engine dies after so many tokens. With `gate`, no
+    more than `free` tokens come before that is set.
     """
 
     tokens: tuple[int, ...] = (10, 11, 12)
@@ -59,6 +62,12 @@ class Script:
     delay_s: float = 0.0
     dies_after: int | None = None
     error: str | None = None
+    gate: threading.Event | None = None
+    free: int = 0
+
+    def holds(self, position: int) -> bool:
+        """Whether this token has to wait."""
+        return self.gate is not None and position >= self.free and not self.gate.is_set()
 
 
 def _iteration(number: int) -> IterationRecord:
@@ -87,10 +96,10 @@ class FakeEngine:
 
     Learning: `steps` lists the steps that were applied, `spec_of` the specs of open trainers,
     `opened` those of all that ever were, and `closed` the names of closed ones. A step takes
-    `step_s`; `judge` may raise instead of letting it be applied, or return a problem, with which
-    it ends unapplied. `score_as` answers a score request under a label (`name@number`,
-    `working/trainer@revision` or None). `die` ends the engine under everything that is pending;
-    after `start` it serves the same adapters, without trainers.
+    `step_s`, and none ends while `most_steps` are applied; `judge` may raise instead of letting it
+    be applied, or return a problem, with which it ends unapplied. `score_as` answers a score
+    request under a label (`name@number`, `working/trainer@revision` or None). `die` ends the engine
+    under everything that is pending; after `start` it serves the same adapters, without trainers.
     """
 
     play: Callable[[Request, int], Script] = lambda request, index: Script()
@@ -105,6 +114,7 @@ class FakeEngine:
     foreseen: list[tuple[str, Forecast]] = field(default_factory=list)
     refuse: Exception | None = None
     step_s: float = 0.0
+    most_steps: float = math.inf
     judge: Callable[[TrainingStep], str | None] = lambda step: None
     score_as: Callable[[ScoreRequest, str | None], float] = lambda request, under: score_of(
         request.tokens, request.prompt_tokens, under
@@ -138,6 +148,9 @@ class FakeEngine:
                 yield event
             while self.running[request.request_id]:
                 await asyncio.sleep(max(script.delay_s for script in scripts.values()))
+                if any(script.holds(position) for script in scripts.values()):
+                    await asyncio.sleep(0.001)
+                    continue
                 for index in sorted(self.running[request.request_id]):
                     yield self._event(request, index, position, scripts[index])
                 position += 1
@@ -254,6 +267,8 @@ class FakeEngine:
         try:
             async with self._turns.setdefault(step.trainer, asyncio.Lock()):
                 await asyncio.wait((end,), timeout=self.step_s)
+                while len(self.steps) >= self.most_steps and not end.done():
+                    await asyncio.wait((end,), timeout=0.001)
                 if self.state is EngineState.DEAD:
                     raise _dead()
                 if end.done():

@@ -38,4 +38,4 @@ async def _learn(directory: Path, point: str, nth: int) -> None:
     await made.give([*(made.sample() for _ in range(10)), *made.held_out(2)])
     at("accepted")
     await made.learner.start()
-    await asyncio.sleep(20)
+    await asyncio.sleep(3600)

@@ -16,6 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from fake_engine import FakeEngine
+from patience import PATIENCE_S
 from serving import demo_tokenizer
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import EngineDead, NoMemory, StoreError
@@ -210,13 +211,6 @@ def lose(store: Store, *works: Callable[..., Any], done: bool = True) -> list[Ca
     return lost
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait until `condition()`; an assertion error if it never is."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def state_of(world: World, sample: Sample) -> SampleState:
     """What has become of a sample."""
     return (await world.store.read(samples.get, [sample.sample_id]))[0].state
@@ -229,7 +223,7 @@ async def settled(world: World, adapter: str = "formal") -> None:
         states = (await world.store.read(samples.counts)).get(adapter, {}).get(Split.TRAIN, {})
         return states.get(SampleState.ACCEPTED, 0) + states.get(SampleState.ASSIGNED, 0)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await left():
             await asyncio.sleep(0.02)
         async with world.learner.settled(adapter):  # samples are consumed before a turn ends

@@ -7,7 +7,7 @@ import atexit
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 import tandem
+from patience import PATIENCE_S
 from tandem.api.protocol import PatientProtocol
 from tandem.build_app import build_app
 from tandem.config import AdapterConfig, ServerConfig, Settings, StoreConfig
@@ -88,7 +89,7 @@ def live(app: FastAPI, http: type[PatientProtocol] = PatientProtocol) -> Iterato
         server = _Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not server.started:
             assert thread.is_alive() and time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
@@ -96,13 +97,5 @@ def live(app: FastAPI, http: type[PatientProtocol] = PatientProtocol) -> Iterato
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(timeout=20)
+            thread.join(timeout=PATIENCE_S)
             assert not thread.is_alive()
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Poll until `condition()` is true; an assertion error if it never is."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.01)

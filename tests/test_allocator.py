@@ -54,7 +54,7 @@ full = resident()
 blocks = blocks[::50]
 if sys.argv[1] == "set":
     assert give_back_regularly(0.05).daemon
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while full - resident() < 60 and time.monotonic() < deadline:
         time.sleep(0.05)
 print(full - resident())

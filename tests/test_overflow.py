@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tandem.processor import core_numbers
-from test_survival import Server, Stream, wait_until
+from test_survival import Server, Stream, eventually
 
 pytestmark = [
     pytest.mark.full,
@@ -60,7 +60,7 @@ def test_kill_9_of_the_overflow_engine_under_load(server: Server) -> None:
     long = []
     for _ in range(4):  # one after another: none waits there
         stream = Stream(server.url, 1000)
-        wait_until(lambda stream=stream: stream.started, 30)
+        eventually(lambda stream=stream: stream.started)
         long.append(stream)
     short = [Stream(server.url, 7) for _ in range(20)]
     assert metric(server, "tandem_num_requests_running", "overflow") == 4
@@ -78,7 +78,7 @@ def test_kill_9_of_the_overflow_engine_under_load(server: Server) -> None:
     assert metric(server, "tandem_engine_up", "overflow") == 0
     assert complete(server.url, 1000) == 200, "the main engine takes it"
 
-    wait_until(lambda: metric(server, "tandem_engine_up", "overflow") == 1, 60)
+    eventually(lambda: metric(server, "tandem_engine_up", "overflow") == 1)
     assert complete(server.url, 1000) == 200
     assert metric(server, "tandem_generation_tokens_total", "overflow") == 1000
     server.process.send_signal(signal.SIGTERM)

@@ -65,7 +65,7 @@ def load(folder: Path) -> int:
     return len(read_lora(folder, LINEARS, device=torch.device("cpu"), dtype=torch.float32))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(KEYS, JSON, min_size=1, max_size=3))
 def test_no_configuration_makes_the_reader_fail(change: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as directory:

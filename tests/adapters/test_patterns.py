@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.adapters.patterns import count_ways
@@ -77,7 +77,6 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(PIECES, max_size=14).map("".join))
 def test_whatever_is_counted_ends(pattern: str) -> None:
     try:

@@ -277,9 +277,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(change=st.dictionaries(FIELDS, JSON, min_size=1, max_size=3))
 def test_no_input_makes_the_server_fail(http: httpx.Client, change: dict[str, Any]) -> None:
     for route, base in ((CHAT, GOOD_CHAT), (COMPLETIONS, GOOD_COMPLETION)):

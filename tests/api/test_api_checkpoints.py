@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,9 +14,10 @@ import httpx
 import openai
 import pytest
 from openai.types.fine_tuning import FineTuningJob
-from test_api_learning import eventually, server, upload
+from test_api_learning import server, upload
 
 from fake_engine import FakeEngine, Script
+from patience import eventually
 from tandem.config import SchedulingConfig, ServerConfig
 from tandem.core.request import Request
 from tandem.core.slo import Slo, WorkClass
@@ -60,10 +62,10 @@ def begun(client: openai.OpenAI, epochs: int = 2, model: str = "demo") -> FineTu
 
 
 def stuck_after_a_step() -> FakeEngine:
-    """An engine whose second step takes a minute."""
+    """An engine whose second step takes an hour."""
 
     def judge(step: TrainingStep) -> None:
-        engine.step_s = 60.0
+        engine.step_s = 3600.0
 
     engine = FakeEngine(judge=judge)
     return engine
@@ -275,9 +277,11 @@ def test_objectives_are_those_of_its_adapter(tmp_path: Path) -> None:
 
 
 def test_a_fifth_checkpoint_waits_for_one_of_four_that_answer(tmp_path: Path) -> None:
+    read_on = threading.Event()
+
     def play(request: Request, index: int) -> Script:
         waits = request.work_class is not WorkClass.OFFLINE  # what the gate reads comes at once
-        return Script(tokens=(10,) * 200, delay_s=0.05 if waits else 0.0)
+        return Script(tokens=(10,) * 200, gate=read_on if waits else None, free=1)
 
     with served(tmp_path, FakeEngine(play=play)) as client:
         *busy, fifth = names_of(client, trained(client, epochs=5))
@@ -303,6 +307,7 @@ def test_a_fifth_checkpoint_waits_for_one_of_four_that_answer(tmp_path: Path) ->
             return True
 
         eventually(answered)
+        read_on.set()
         for stream in streams[1:]:
             next(stream)
             stream.close()

@@ -14,6 +14,7 @@ from feedback_client import send, served
 
 from fake_engine import FakeEngine, Script
 from learning_world import CANARY
+from patience import PATIENCE_S
 from serving import demo_tokenizer, make_app
 from tandem.config import LearningConfig
 from tandem.core.request import Request
@@ -40,7 +41,7 @@ def learning(tmp_path: Path, **script: Any) -> Iterator[tuple[httpx.Client, Fake
 
 def trained(engine: FakeEngine, number: int, *roles: Role) -> list[TrainingSequence]:
     """Sequences with these roles, once there are `number`."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         batches = [batch for step in list(engine.steps) for batch in step.micro_batches]
         found = [item for batch in batches for item in batch if item.role in roles]

@@ -7,7 +7,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from test_api_learning import eventually, server, upload
+from test_api_learning import server, upload
+
+from patience import eventually
 
 
 def test_a_fine_tuning_job_with_the_openai_client(tmp_path: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 import zipfile
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from fake_engine import FakeEngine
 from learning_world import CANARY
+from patience import eventually
 from serving import live
 from tandem.build_app import build_app
 from tandem.config import LearningConfig, Settings, StoreConfig
@@ -47,14 +47,6 @@ def server(
     app = build_app(settings, engine or FakeEngine())
     with live(app) as url, httpx.Client(base_url=f"{url}/v1", timeout=30) as http:
         yield http
-
-
-def eventually(condition: Callable[[], Any], timeout_s: float = 15.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return found
 
 
 def upload(client: openai.OpenAI, examples: list[dict[str, Any]]) -> str:

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from fake_engine import FakeEngine
-from serving import live, make_app, wait_for
+from patience import eventually
+from serving import live, make_app
 from tandem.config import ServerConfig
 
 KEYS = """
@@ -113,7 +114,7 @@ def test_metrics_leave_out_what_a_key_may_not_see(url: str) -> None:
         for name in ADAPTERS:
             said = {"prompt": "Hi", "completion": "Hello", "rating": True, "adapter": name}
             boss.post("/v1/feedback", json=said).raise_for_status()
-        wait_for(lambda: all(f'adapter="{n}"' in boss.get("/metrics").text for n in ADAPTERS))
+        eventually(lambda: all(f'adapter="{n}"' in boss.get("/metrics").text for n in ADAPTERS))
         own = app.get("/metrics").text
     assert 'adapter="formal"' in own and "secret" not in own and "poems" not in own
     assert "tandem_engine_up 1.0" in own and "tandem_http_requests_total" in own

@@ -13,7 +13,8 @@ from feedback_client import served
 
 from fake_engine import FakeEngine, Script
 from learning_world import CANARY
-from serving import demo_tokenizer, make_app, wait_for
+from patience import eventually
+from serving import demo_tokenizer, make_app
 from tandem.config import LearningConfig
 from tandem.core.request import Request
 
@@ -53,7 +54,7 @@ def taught(
                 pair = {"chosen": f"It is {number + 1}.", "rejected": f"{number + 1}"}
                 body = {"messages": turns, "adapter": "formal", "preference": pair}
                 assert http.post("/feedback", json=body).status_code == 202
-            wait_for(lambda version=version: answer(http)[1] == version, 20.0)  # type: ignore[misc]
+            eventually(lambda version=version: answer(http)[1] == version)  # type: ignore[misc]
         yield http
 
 
@@ -77,7 +78,7 @@ def test_after_broken_answers_the_version_before_answers(tmp_path: Path) -> None
     with taught(tmp_path, "formal@2") as http:
         for _ in range(5):
             answer(http)
-        wait_for(lambda: answer(http)[1] == "formal@1")
+        eventually(lambda: answer(http)[1] == "formal@1")
         assert "version 2 rolled back by itself to 1: " in newest(http)
         [second, first] = http.get("/adapters/formal/versions").json()["data"]
         assert first["current"] and first["watched"] and not second["watched"]
@@ -93,7 +94,7 @@ def test_after_thumbs_down_the_version_before_answers(tmp_path: Path) -> None:
             assert label == "formal@2"
             body = {"completion_id": about, "rating": False}
             assert http.post("/feedback", json=body).status_code == 202
-        wait_for(lambda: answer(http)[1] == "formal@1")
+        eventually(lambda: answer(http)[1] == "formal@1")
         assert "0 of its first 8 ratings were thumbs up" in newest(http)
 
 
@@ -110,4 +111,4 @@ def test_an_answer_that_its_reader_gives_up_is_read_too(tmp_path: Path) -> None:
                 lines = stream.iter_lines()
                 for _ in range(36):  # two a token; the answer goes on
                     next(lines)
-        wait_for(lambda: "version 2 rolled back by itself to 1: " in newest(http))
+        eventually(lambda: "version 2 rolled back by itself to 1: " in newest(http))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ import openai
 import pytest
 
 from fake_engine import FakeEngine, Script
-from serving import demo_tokenizer, live, make_app, new_directory, wait_for
+from patience import eventually
+from serving import demo_tokenizer, live, make_app, new_directory
 from tandem.api import connection
 from tandem.config import SchedulingConfig, ServerConfig, StoreConfig
 from tandem.core.request import Request
@@ -193,22 +195,53 @@ def test_an_empty_place_to_continue_at_is_refused(http: httpx.Client) -> None:
         assert error["param"] == "after", path
 
 
+class Turnstile(threading.Event):
+    """A gate that each `set` opens for one token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._permits = threading.Semaphore(0)
+
+    def set(self) -> None:
+        """Let one more through."""
+        self._permits.release()
+
+    def is_set(self) -> bool:
+        """Whether this one may pass."""
+        return self._permits.acquire(blocking=False)
+
+
+def read_until(lines: Iterator[str], start: str) -> list[str]:
+    """The lines that say something, up to one that begins with `start`."""
+    found: list[str] = []
+    while not (found and found[-1].startswith(start)):
+        found += filter(None, [next(lines)])
+    return found
+
+
 def test_a_stream_that_waits_sends_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "QUIET_S", 0.2)
-    slow = FakeEngine(play=lambda r, i: Script(tokens=TOKENS[:2], delay_s=0.7))
+    monkeypatch.setattr(connection, "QUIET_S", 0.05)
+    tokens = Turnstile()
+    slow = FakeEngine(play=lambda r, i: Script(tokens=TOKENS[:2], gate=tokens))
     with live(make_app(slow)) as url, httpx.Client(base_url=url) as http:
-        text = http.post(CHAT, json={**BODY, "stream": True}, timeout=30).text
-        parts = text.split("\n\n")
-        first = next(place for place, part in enumerate(parts) if part.startswith("data"))
-        assert parts[:first] == [": waiting"] * first and first >= 2
-        between = parts[first + 1 : parts.index("data: [DONE]")]
-        assert ": waiting" in between
-        assert (
-            "".join(c["choices"][0]["delta"].get("content", "") for c in events(text)) == "Hello,"
-        )
+        with http.stream("POST", CHAT, json={**BODY, "stream": True}) as answer:
+            lines = answer.iter_lines()
+            for _ in range(2):
+                assert read_until(lines, ":") == [": waiting"]
+            tokens.set()
+            *_, first = read_until(lines, "data")
+            said = [first, *read_until(lines, ":")]
+            tokens.set()
+            tokens.set()
+            said += read_until(lines, "data: [DONE]")
+        chunks = events("\n\n".join(said))
+        assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "Hello,"
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            chunks = client.chat.completions.create(model="demo", messages=TURNS, stream=True)  # type: ignore[call-overload]
-            assert len(list(chunks)) >= 3
+            stream = client.chat.completions.create(model="demo", messages=TURNS, stream=True)  # type: ignore[call-overload]
+            for _ in range(3):
+                tokens.set()
+            assert len(list(stream)) >= 3
+    monkeypatch.setattr(connection, "QUIET_S", 60.0)
     quick = FakeEngine(play=play)
     with live(make_app(quick)) as url:
         answer = httpx.post(f"{url}{CHAT}", json={**BODY, "stream": True})
@@ -216,19 +249,24 @@ def test_a_stream_that_waits_sends_comments(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_failure_after_a_comment_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "QUIET_S", 0.1)
-    dying = FakeEngine(play=lambda r, i: Script(delay_s=0.6, dies_after=0))
-    with live(make_app(dying)) as url:
-        answer = httpx.post(f"{url}{CHAT}", json={**BODY, "stream": True}, timeout=30)
-        assert answer.status_code == 200 and ": waiting" in answer.text
-        (error,) = events(answer.text)
+    monkeypatch.setattr(connection, "QUIET_S", 0.05)
+    death = threading.Event()
+    dying = FakeEngine(play=lambda r, i: Script(gate=death, dies_after=0))
+    with (
+        live(make_app(dying)) as url,
+        httpx.stream("POST", f"{url}{CHAT}", json={**BODY, "stream": True}) as answer,
+    ):
+        assert answer.status_code == 200
+        lines = answer.iter_lines()
+        assert read_until(lines, ":") == [": waiting"]
+        death.set()
+        (error,) = events("\n\n".join(read_until(lines, "data: [DONE]")))
         assert error["error"]["code"] == "engine_unavailable"
-        assert answer.text.endswith("data: [DONE]\n\n")
 
 
 def test_leaving_while_a_stream_waits_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "QUIET_S", 0.1)
-    engine = FakeEngine(play=lambda r, i: Script(delay_s=30))
+    monkeypatch.setattr(connection, "QUIET_S", 0.05)
+    engine = FakeEngine(play=lambda r, i: Script(gate=threading.Event()))
     with live(make_app(engine)) as url:
         with (
             httpx.Client(base_url=url) as http,
@@ -236,9 +274,9 @@ def test_leaving_while_a_stream_waits_ends_the_work(monkeypatch: pytest.MonkeyPa
         ):
             lines = answer.iter_lines()  # kept: the connection is closed when it goes
             next(lines)
-            wait_for(lambda: engine.running)
-        wait_for(lambda: not engine.running)
-        assert len(engine.aborted) == 1
+            eventually(lambda: engine.running)
+        eventually(lambda: engine.aborted)
+        assert len(engine.aborted) == 1 and not engine.running
 
 
 def test_files_expire(http: httpx.Client) -> None:

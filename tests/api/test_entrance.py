@@ -12,6 +12,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from fake_engine import FakeEngine
+from patience import PATIENCE_S
 from serving import live, make_app
 from tandem.api.entrance import UPLOADS
 from tandem.api.errors import MESSAGES
@@ -217,7 +218,7 @@ def exchange(url: str, request: str) -> str:
     """The answer to bytes that no client library would send."""
     parts = urlsplit(url)
     assert parts.hostname and parts.port
-    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_S) as connection:
         connection.sendall(request.encode())
         received = b""
         while part := connection.recv(65536):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -13,6 +12,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine_serving import live_engine
+from patience import eventually
 from serving import DEMO_MODEL
 from tandem.config import resolve
 
@@ -39,18 +39,20 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def metric(url: str, name: str) -> float:
-    """The value of a metric without labels."""
+    """The value of a metric, with its labels; 0 if it has none yet."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
-    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+    return float(next((line for line in lines if line.startswith(f"{name} ")), "x 0").split()[1])
+
+
+def aborted(url: str) -> float:
+    """Choices whose client has left."""
+    return metric(url, 'tandem_request_success_total{finished_reason="abort"}')
 
 
 def wait_until_idle(url: str) -> None:
     """Nothing runs and no block is held any more."""
-    deadline = time.monotonic() + 5
     names = ("tandem_num_requests_running", "tandem_num_requests_waiting", "tandem_kv_blocks_used")
-    while any(metric(url, name) for name in names):
-        assert time.monotonic() < deadline, "blocks are still held"
-        time.sleep(0.02)
+    eventually(lambda: not any(metric(url, name) for name in names))
 
 
 def test_chat_answers_sensibly_and_stops(client: openai.OpenAI) -> None:
@@ -204,15 +206,19 @@ def test_closing_a_stream_frees_its_blocks(client: openai.OpenAI, url: str) -> N
     next(iter(stream))
     assert metric(url, "tandem_num_requests_running") == 3
     assert metric(url, "tandem_kv_blocks_used") > 0
+    left = aborted(url)
     stream.close()
+    eventually(lambda: aborted(url) == left + 3)
     wait_until_idle(url)
     assert metric(url, "tandem_check_failures_total") == 0
 
 
 def test_leaving_without_a_stream_frees_blocks_too(url: str) -> None:
     body = {"model": "demo", "prompt": "Hello", "max_tokens": 1900, "ignore_eos": True}
+    left = aborted(url)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{url}/v1/completions", json=body, timeout=0.3)
+    eventually(lambda: aborted(url) == left + 1)
     wait_until_idle(url)
 
 

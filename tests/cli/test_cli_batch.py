@@ -138,7 +138,7 @@ def test_an_interrupt_writes_what_its_own_server_has_answered(
     out, looked = tmp_path / "out.jsonl", 0
 
     def play(request: Request, index: int) -> Script:
-        return Script(delay_s=0.001 if len(engine.requests) <= 2 else 30.0)
+        return Script(delay_s=0.001 if len(engine.requests) <= 2 else 3600.0)
 
     engine = FakeEngine(play)
     whole = Remote.get
@@ -220,7 +220,7 @@ def test_a_signal_leaves_no_state_behind(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = "import sys, time; print('ready on http://h', file=sys.stderr, flush=True)"
-    monkeypatch.setattr(batch, "_SERVE_MEANWHILE", f"{ready}; time.sleep(60)")
+    monkeypatch.setattr(batch, "_SERVE_MEANWHILE", f"{ready}; time.sleep(3600)")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[int] = []
     before = signal.signal(number, lambda number, _: seen.append(number))

@@ -17,7 +17,8 @@ from typer.testing import CliRunner, Result
 
 from fake_engine import FakeEngine
 from learning_world import CANARY
-from serving import live, make_app, wait_for
+from patience import PATIENCE_S, eventually
+from serving import live, make_app
 from tandem.cli import app
 from tandem.cli.remote import Remote, Unreachable
 from tandem.config import AdapterConfig, LearningConfig, ServerConfig
@@ -71,7 +72,7 @@ def test_pipes_are_read_and_written_once(url: str, tmp_path: Path) -> None:
     reader = Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
     reader.start()
     done = run(url, "export", str(pipe))
-    reader.join(timeout=30)
+    reader.join(timeout=PATIENCE_S)
     assert len(read[0].splitlines()) == 4
     assert "4 lines in" in done.stderr and not done.stdout
 
@@ -333,12 +334,12 @@ def test_what_was_learned_before_can_be_sent_as_new_feedback(tmp_path: Path) -> 
             return done.output
 
         assert "not new" not in imported()
-        wait_for(lambda: "1 of them are not new: version 1 learned from it" in imported(), 20)
+        eventually(lambda: "1 of them are not new: version 1 learned from it" in imported())
         assert "--attempt 2" in imported() and len(stored(url)) == 1
         for _ in range(2):  # the same attempt is one feedback
             imported("--attempt", "2")
             assert len(stored(url)) == 2
-        wait_for(lambda: "--attempt 3" in imported("--attempt", "2"), 20)
+        eventually(lambda: "--attempt 3" in imported("--attempt", "2"))
 
 
 def test_each_api_key_may_import_a_file(tmp_path: Path) -> None:

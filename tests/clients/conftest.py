@@ -13,7 +13,8 @@ import pytest
 
 from engine_serving import live_engine
 from fake_engine import FakeEngine, Script
-from serving import live, make_app, wait_for
+from patience import eventually
+from serving import live, make_app
 from tandem.config import ServerConfig, resolve
 from tandem.model.names import chat_file
 
@@ -55,6 +56,6 @@ def busy_url() -> Iterator[str]:
         _, _, port = url.rpartition(":")
         with socket.create_connection(("127.0.0.1", int(port))) as waiting:
             waiting.sendall(head.encode() + body)
-            wait_for(lambda: bool(engine.requests))
+            eventually(lambda: bool(engine.requests))
             yield url
-        wait_for(lambda: not engine.running)
+        eventually(lambda: not engine.running)

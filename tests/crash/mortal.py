@@ -13,10 +13,9 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,10 @@ import torch
 from mortality import ENGINE, ENGINE_MODULE
 from safetensors.torch import load
 
+import patience
+from patience import START_S
+
+eventually = partial(patience.eventually, patience_s=START_S)
 HERE = Path(__file__).parent
 QUESTION = "What is the capital of France?"
 ADAPTER = "formal"
@@ -58,7 +61,6 @@ EXAMPLES = 6
 EPOCHS = 4
 STEPS_AN_EPOCH = 3
 STEPS = EPOCHS * STEPS_AN_EPOCH
-PATIENCE_S = 300.0  # what takes this long never happens; a busy machine is no reason to fail
 
 
 class Mortal:
@@ -92,7 +94,7 @@ class Mortal:
             )  # fmt: skip
         found: list[str] = []
         eventually(lambda: found.extend(self._ready()) or found)
-        self._http = httpx.Client(base_url=found[0], timeout=PATIENCE_S)
+        self._http = httpx.Client(base_url=found[0], timeout=START_S)
 
     def revive(self) -> None:
         """After a test that failed between the kill and the start."""
@@ -132,7 +134,7 @@ class Mortal:
             eventually(lambda: self._engine_pid() not in (0, self._engine))
             eventually(lambda: self._get("/ready").status_code == 200)
             return
-        assert self._process.wait(timeout=PATIENCE_S) == -signal.SIGKILL
+        assert self._process.wait(timeout=START_S) == -signal.SIGKILL
         self.close()
         self.start()
 
@@ -140,7 +142,7 @@ class Mortal:
         self._http.close()
         with contextlib.suppress(ProcessLookupError):
             self.kill_tree()
-        self._process.wait(timeout=PATIENCE_S)
+        self._process.wait(timeout=START_S)
 
     # ------------------------------------------------------------------ what clients do
 
@@ -308,10 +310,3 @@ class Mortal:
         answer = self._get(path, **query)
         assert answer.status_code == 200, answer.text
         return answer.json()["data"]
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)

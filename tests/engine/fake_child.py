@@ -23,10 +23,18 @@ behaviour = msgspec.msgpack.decode(launch.settings, type=dict)
 steps = 0
 
 
+def wait_for(hold):
+    """A test holds things up as long as its file is there."""
+    while hold in behaviour and Path(behaviour[hold]).exists():
+        time.sleep(0.005)
+
+
 def on_submit(plan):
     """Sleep, and make the scheduler's own bookkeeping fail at a given step."""
     global steps
     steps += 1
+    if launch.incarnation == 0:
+        wait_for("hold_step")
     time.sleep(behaviour.get("step_s", 0.0))
     if launch.incarnation < behaviour.get("short_incarnations", 0):
         raise OutOfMemory(NO_MEMORY)
@@ -36,19 +44,20 @@ def on_submit(plan):
 
 def slow_write(self, path, write=FakeSnapshot.write):
     """A disk that takes its time."""
-    time.sleep(behaviour.get("write_s", 0.0))
+    wait_for("hold_write")
     write(self, path)
 
 
 def slow_read(self, version, read=FakeExecutor.read_adapter):
     """An adapter that is large."""
+    wait_for("hold_read")
     time.sleep(behaviour.get("read_s", 0.0))
     return read(self, version)
 
 
 def slow_source(self, spec, read=FakeExecutor.read_trainer):
     """A trainer whose source is large."""
-    time.sleep(behaviour.get("read_s", 0.0))
+    wait_for("hold_read")
     return read(self, spec)
 
 

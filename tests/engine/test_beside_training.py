@@ -191,7 +191,7 @@ def wrong(name: str, prompt: list[int], answer: list[int], met: Met) -> list[int
 def test_greedy_answers_are_transformers_own_beside_training(name: str, kernels: str) -> None:
     model, met = loaded(name, kernels), Met()
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
+    @settings(max_examples=EXAMPLES, database=None, derandomize=True,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(mix=mixes())
     def run(mix: Mix) -> None:

@@ -10,6 +10,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from patience import PATIENCE_S
 from tandem.engine.channel import ZmqClientChannel
 
 
@@ -20,5 +21,5 @@ async def test_a_channel_that_cannot_be_made_is_closed(tmp_path: Path) -> None:
         ZmqClientChannel(context, f"ipc://{tmp_path}/{'long' * 50}")
     closing = threading.Thread(target=context.destroy, kwargs={"linger": 0}, daemon=True)
     closing.start()
-    await asyncio.to_thread(closing.join, 5.0)
+    await asyncio.to_thread(closing.join, PATIENCE_S)
     assert not closing.is_alive()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,10 +11,11 @@ from typing import Any
 import psutil
 import pytest
 from learning_bench import request, sft_step
-from test_process import collect, engine, expected, long_request, until
+from test_process import collect, engine, expected, holding, kill, long_request
 
 from fake_answers import expected_score
 from fake_executor import FakeExecutor
+from patience import until
 from tandem.build import join_loop
 from tandem.config import SchedulingConfig, Settings
 from tandem.core.errors import (
@@ -143,7 +142,7 @@ async def test_cancelling_steps_and_closing_trainers():
         assert (await client.stats()).training_waiting == 0
 
 
-async def test_opening_again_cancels_and_a_closed_trainer_fails_its_scores():
+async def test_opening_again_cancels_and_a_closed_trainer_fails_its_scores(tmp_path):
     async with in_thread("ekya", interval_s="1000") as client:
         await client.open_trainer(TrainerSpec("t"))
         call = asyncio.create_task(client.train(sft_step("s", "t", [9])))
@@ -151,25 +150,34 @@ async def test_opening_again_cancels_and_a_closed_trainer_fails_its_scores():
         await client.open_trainer(TrainerSpec("t"))
         with pytest.raises(TrainingCancelled):
             await call
-    async with engine(step_s=0.05) as (client, _):
+    hold = tmp_path / "hold"
+    async with engine(step_s=0.05, hold_step=str(hold)) as (client, _):
         await client.open_trainer(TrainerSpec("t"))
         long = tuple(place % 40 for place in range(390))
-        calls = [
-            asyncio.create_task(client.score(ScoreRequest(f"x{i}", long, 1, trainer="t")))
-            for i in range(12)
-        ]
-        await asyncio.sleep(0.02)
-        await client.close_trainer("t")
+        with holding(hold):
+            calls = [
+                asyncio.create_task(client.score(ScoreRequest(f"x{i}", long, 1, trainer="t")))
+                for i in range(12)
+            ]
+            await asyncio.sleep(0)
+            closing = asyncio.create_task(client.close_trainer("t"))
+            await asyncio.sleep(0)
+        await closing
         errors = [e for e in await outcomes(*calls) if isinstance(e, TandemError)]
         assert errors and all("was closed" in str(error) for error in errors)
 
 
-async def test_a_score_that_nobody_waits_for_any_more_is_given_up():
-    async with engine(step_s=0.05) as (client, _):
+async def test_a_score_that_nobody_waits_for_any_more_is_given_up(tmp_path):
+    hold = tmp_path / "hold"
+    async with engine(step_s=0.05, hold_step=str(hold)) as (client, _):
         long = tuple(place % 40 for place in range(390))
-        calls = [asyncio.create_task(client.score(ScoreRequest(f"x{i}", long, 1))) for i in (1, 2)]
-        await asyncio.sleep(0.03)
-        calls[0].cancel()
+        with holding(hold):
+            calls = [
+                asyncio.create_task(client.score(ScoreRequest(f"x{i}", long, 1))) for i in (1, 2)
+            ]
+            await asyncio.sleep(0.03)
+            calls[0].cancel()
+            await asyncio.sleep(0)
         first, second = await outcomes(*calls)
         assert isinstance(first, asyncio.CancelledError) and second.tokens == 389
         assert (await client.stats()).kv_blocks_used == 0
@@ -205,29 +213,33 @@ async def test_staged_versions_are_published_and_pinned(tmp_path):
 
 
 async def test_the_loop_does_not_wait_for_the_disk(tmp_path):
-    async with engine(write_s=1.0, step_s=0.002) as (client, _):
+    hold = tmp_path / "hold"
+    async with engine(hold_write=str(hold)) as (client, _):
         await client.open_trainer(TrainerSpec("t"))
-        staging = asyncio.create_task(client.stage("t", "candidate", str(tmp_path / "v")))
-        await asyncio.sleep(0.05)
-        asked = long_request("r", 50)
-        assert await collect(client, asked) == expected(asked)
-        outcome = await client.train(sft_step("s", "t", [9]))
-        assert outcome.applied and not staging.done()
+        with holding(hold):
+            staging = asyncio.create_task(client.stage("t", "candidate", str(tmp_path / "v")))
+            await asyncio.sleep(0)
+            asked = long_request("r", 50)
+            assert await collect(client, asked) == expected(asked)
+            outcome = await client.train(sft_step("s", "t", [9]))
+            assert outcome.applied and not staging.done()
         assert (await staging).label == "candidate@1"
 
 
 async def test_death_ends_every_call_and_versions_come_back(tmp_path):
-    async with engine(step_s=0.4) as (client, transport):
+    hold = tmp_path / "hold"
+    async with engine(hold_step=str(hold)) as (client, transport):
         await client.open_trainer(TrainerSpec("t"))
         staged = await client.stage("t", "candidate", str(tmp_path / "1"))
         version = AdapterVersion("formal", 9, staged.content_hash, staged.path)
         await client.publish_adapter(version)
-        pending = [
-            asyncio.create_task(client.train(sft_step("s", "t", *[[20]] * 20))),
-            asyncio.create_task(client.score(ScoreRequest("x", tuple(range(40)) * 9, 1))),
-        ]
-        await asyncio.sleep(0.1)
-        os.kill(transport.pid or 0, signal.SIGKILL)
+        with holding(hold):
+            pending = [
+                asyncio.create_task(client.train(sft_step("s", "t", *[[20]] * 20))),
+                asyncio.create_task(client.score(ScoreRequest("x", tuple(range(40)) * 9, 1))),
+            ]
+            await asyncio.sleep(0.1)
+            await kill(client, transport)
         assert all(isinstance(error, EngineDead) for error in await outcomes(*pending))
         with pytest.raises(EngineDead):
             await client.open_trainer(TrainerSpec("t"))

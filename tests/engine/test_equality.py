@@ -170,7 +170,7 @@ class Agreement:
 def test_greedy_equals_transformers(name: str, kernels: str, device: str) -> None:
     model, total = loaded(name, kernels, device), Agreement()
 
-    @settings(max_examples=examples(name), deadline=None, database=None, derandomize=True,
+    @settings(max_examples=examples(name), database=None, derandomize=True,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(mix=mixes((None,)))
     def run(mix: Mix) -> None:
@@ -209,7 +209,7 @@ def test_greedy_with_adapters_equals_peft(
 ) -> None:
     model, paths, total = loaded(name, kernels, device), adapter_paths[name], Agreement()
 
-    @settings(max_examples=examples(name), deadline=None, database=None, derandomize=True,
+    @settings(max_examples=examples(name), database=None, derandomize=True,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(mix=mixes((None, "small", "large")))
     def run(mix: Mix) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fake_engine import INFO, FakeEngine, Script
+from patience import PATIENCE_S, until
 from tandem.core.errors import EngineDead, InvalidRequest, NotFound
 from tandem.core.events import TokenEvent
 from tandem.core.ports import EngineClient, EngineState
@@ -93,12 +94,6 @@ async def settled(engines: EngineGroup, adapter: str) -> None:
     """Wait until the second engine answers for `adapter`, too."""
     version = engines.adapters[adapter]
     await until(lambda: all(each.following.has(version) for each in engines._others.values()))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def names(engine: FakeEngine) -> list[str]:
@@ -216,7 +211,7 @@ async def test_aborts_reach_the_engine_that_has_the_request():
         await engines.abort("long", 1)
         await until(lambda: other.running["long"] == {0})
         await engines.abort("long")
-        await asyncio.wait_for(answer, 5)
+        await asyncio.wait_for(answer, PATIENCE_S)
 
 
 async def test_adapters_are_in_all_engines_with_the_same_version():
@@ -380,6 +375,6 @@ async def test_both_engines_drain_and_close():
         await until(lambda: bool(other.running))
         assert not await engines.drain(0.01)
         assert engines.state is EngineState.DRAINING
-        assert await engines.drain(5)
+        assert await engines.drain(PATIENCE_S)
         assert len(await answer) == 11
     assert main.state is other.state is EngineState.DEAD

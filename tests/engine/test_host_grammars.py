@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from fake_executor import FakeExecutor
+from patience import PATIENCE_S
 from tandem.build import join_loop
 from tandem.config import Settings
 from tandem.core.clock import MonotonicClock
@@ -37,7 +38,7 @@ class Slow(FakeExecutor):
     def compile_grammar(self, grammar: Grammar) -> EndDraws:
         self.texts.append(grammar.text)
         self.begun.set()
-        assert self.gate.wait(20.0)
+        assert self.gate.wait(PATIENCE_S)
         return super().compile_grammar(grammar)
 
 
@@ -65,7 +66,7 @@ def asked(name: str, grammar: Grammar | None = GRAMMAR) -> Request:
 async def test_others_decode_on_while_a_grammar_is_compiled():
     async with engine() as (client, executor, _):
         waiting = asyncio.create_task(collect(client, asked("constrained")))
-        await asyncio.to_thread(executor.begun.wait, 20.0)
+        await asyncio.to_thread(executor.begun.wait, PATIENCE_S)
         plain = await collect(client, asked("plain", None))
         assert plain and not waiting.done()
         executor.gate.set()
@@ -84,15 +85,17 @@ async def test_a_grammar_that_is_refused_reaches_no_scheduler():
 
 async def test_a_compiled_grammar_is_held_until_its_request_has_ended():
     async with engine() as (client, executor, loop):
-        loop.on_plan = lambda plan, result: time.sleep(0.005)
+        pace_s = [0.02]
+        loop.on_plan = lambda plan, result: time.sleep(pace_s[0])
         executor.gate.set()
         long = replace(asked("long"), sampling=SamplingParams(max_tokens=99, grammar=GRAMMAR), n=2)
         running = asyncio.create_task(collect(client, long))
-        await asyncio.to_thread(executor.begun.wait, 20.0)
+        await asyncio.to_thread(executor.begun.wait, PATIENCE_S)
         assert await collect(client, asked("short"))
         assert await collect(client, asked("plain", None))
         [held] = executor.ready_grammars
         assert not running.done() and held.ended == []
+        pace_s[0] = 0.0
         assert await running
         await client.stats()  # the loop has gone on
         assert sorted(held.ended) == [0, 1]
@@ -103,7 +106,7 @@ async def test_a_compiled_grammar_is_held_until_its_request_has_ended():
 async def test_a_request_that_is_given_up_while_it_waits_never_runs():
     async with engine() as (client, executor, loop):
         waiting = asyncio.create_task(collect(client, asked("gone")))
-        await asyncio.to_thread(executor.begun.wait, 20.0)
+        await asyncio.to_thread(executor.begun.wait, PATIENCE_S)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         executor.gate.set()
@@ -115,12 +118,14 @@ async def test_a_grammar_whose_client_has_left_is_not_compiled():
     """Clients that send slow grammars and leave would make a queue for all others."""
     async with engine() as (client, executor, _):
         first = asyncio.create_task(collect(client, asked("first")))
-        await asyncio.to_thread(executor.begun.wait, 20.0)
+        await asyncio.to_thread(executor.begun.wait, PATIENCE_S)
         left = asyncio.create_task(collect(client, asked("left", replace(GRAMMAR, text="b"))))
         last = asyncio.create_task(collect(client, asked("last", replace(GRAMMAR, text="c"))))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0)
+        await client.stats()  # what was sent before it has been handled
         left.cancel()
-        await asyncio.sleep(0.2)
+        await asyncio.gather(left, return_exceptions=True)
+        await client.stats()
         executor.gate.set()
         await asyncio.gather(first, last)
         assert executor.texts == ["a", "c"]

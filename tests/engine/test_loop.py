@@ -34,7 +34,7 @@ def check_starts(bench: Bench) -> None:
     assert len(state.starts) == len(waiting) == len(in_time) + len(state.starts.begun())
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     script=st.lists(actions, min_size=1, max_size=25),
     policy=st.sampled_from(["fcfs", "priority", "unified", "adainf", "ekya", "no_retrain"]),

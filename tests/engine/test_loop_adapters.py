@@ -21,7 +21,7 @@ def write_adapter(folder: Path, content: str) -> str:
     return str(folder)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     script=st.lists(
         st.one_of(

@@ -103,7 +103,7 @@ def play(script, bench: Bench, *, trains: bool = True) -> dict[str, tuple]:  # n
     return asked
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     script=st.lists(actions, min_size=1, max_size=20),
     policy=st.sampled_from([*POLICIES, "no_retrain"]),

@@ -97,7 +97,7 @@ def test_what_an_iteration_takes_beside_its_work_is_measured():
 
     loop.scheduler.apply = slowly
     host_s, _ = probed(loop)
-    assert 0.004 <= host_s < 0.02
+    assert 0.004 <= host_s < 0.03
     assert not loop.has_work
     loop.scheduler.cache.check()
 

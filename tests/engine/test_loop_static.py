@@ -42,7 +42,7 @@ def test_a_request_starts_although_paused_training_has_its_place(older):
     assert computed[older] == rows[older], "the older one was preempted"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(1, 40), st.integers(1, 12), st.booleans()), min_size=1, max_size=6

@@ -213,7 +213,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(script=st.lists(actions, max_size=30), num_blocks=st.integers(14, 40))
 def test_any_mix_of_versions(script, num_blocks, tmp_path_factory):  # noqa: C901
     """Preemption, forks, aborts and prefix hits among switches (`FakeExecutor._read` judges)."""

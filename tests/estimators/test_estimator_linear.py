@@ -85,7 +85,7 @@ def test_what_was_measured_outlives_a_slow_first_sample():
     assert measured.predict((1.0,)) < 0.03 and guessed_one.predict((1.0,)) > 0.15
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 1000), st.floats(1e-6, 1000)), max_size=60)
 )

@@ -24,7 +24,7 @@ def test_demand_is_the_mean_and_two_deviations_of_the_window():
     assert window.demand < 80.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     samples=st.lists(st.tuples(st.floats(0.1, 9.0), st.integers(0, 50)), min_size=1, max_size=40)
 )
@@ -70,7 +70,7 @@ ENDS = st.lists(st.integers(1, 30), max_size=4).map(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), ENDS, st.integers(0, 9)), max_size=6))
 def test_the_peak_is_the_most_of_mean_and_two_deviations_over_all_times(sequences):
     found = [sum(now for now, _, _ in sequences)]

@@ -185,7 +185,7 @@ def rows_of(seed: int) -> list[int]:
     return [sum(len(s.tokens) - 1 for s in batch(seed + place)) for place in range(3)]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10**6), rows=st.floats(0, 1), graphs=st.floats(0, 1))
 def test_any_budget_of_rows_and_bytes_gives_the_same_gradients(pressed, seed, rows, graphs):
     sizes = rows_of(seed)

@@ -225,7 +225,7 @@ def test_what_becomes_idle_after_the_first_eviction_follows_the_wished_order_too
     assert [block.block for block in cache.idle_blocks()] == [blocks[max(blocks)]]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=6),
     data=st.data(),

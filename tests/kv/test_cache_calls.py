@@ -105,5 +105,5 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.cache.held_blocks == 0
 
 
-CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestCacheMachine = CacheMachine.TestCase

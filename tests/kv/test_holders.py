@@ -26,7 +26,7 @@ def of_class(seq_id: int, tokens: list[int], offline: bool) -> Sequence:
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(PROMPTS, st.booleans(), st.booleans(), st.booleans()), max_size=8))
 def test_blocks_apart_are_those_of_one_and_those_of_several(sequences):
     cache, chosen = KVCache(200, SIZE), []

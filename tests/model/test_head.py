@@ -61,7 +61,7 @@ def check(head: Head, hidden: Tensor, targets: Tensor) -> None:
 
 
 @amx
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.one_of(st.integers(1, 70), st.integers(71, 600)))
 def test_any_number_of_rows(rows: int) -> None:
     check(make_head(2.0), *make_rows(rows))

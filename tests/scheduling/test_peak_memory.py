@@ -169,7 +169,7 @@ def test_a_shared_prompt_counts_once() -> None:
 LENGTHS = st.lists(st.integers(1, 90), min_size=5, max_size=5).map(sorted)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(1, 60), st.none() | LENGTHS, st.booleans(), st.integers(1, 3)),

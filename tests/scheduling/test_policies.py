@@ -124,7 +124,7 @@ wishes = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(decisions=st.lists(wishes, max_size=20), blocks=st.integers(10, 24))
 def test_no_decision_breaks_a_budget(decisions, blocks):
     target = scheduler(Whim(decisions), blocks=blocks, slots=3, tokens=7)

@@ -157,7 +157,7 @@ def test_a_recording_that_may_keep_more_is_granted_the_time_for_it():
     assert 0 < plan.num_tokens < 11 and predicted_s <= seconds < whole_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     policy=st.sampled_from(known_policies()),
     asked=st.lists(st.tuples(st.integers(0, 6), requests), max_size=6),

@@ -73,7 +73,7 @@ def noisy(blocks: int) -> Profile:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     shapes=SHAPES,
     steps_s=st.lists(st.floats(0.0, 6.0), max_size=4),

@@ -223,7 +223,7 @@ def test_steps_end_and_requests_start_at_full_load(policy):
 SHAPES = st.tuples(st.integers(1, 30), st.integers(1, 12))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     online=st.lists(SHAPES, min_size=1, max_size=4),
     offline=st.lists(SHAPES, min_size=1, max_size=3),
@@ -261,7 +261,7 @@ def test_an_offline_request_waits_no_longer_than_is_said(
         oldest_s = max(oldest_s, times[-1])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     online=st.lists(SHAPES, min_size=1, max_size=4),
     steps=st.integers(1, 3),

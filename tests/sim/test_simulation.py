@@ -101,7 +101,7 @@ def test_a_policy_that_runs_nothing_any_more_is_named():
     assert 5.0 <= report.outcomes["request-0"].last_s < 5.5
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     lengths=st.lists(st.integers(20, 50), min_size=1, max_size=3),
     shapes=st.lists(
@@ -136,7 +136,7 @@ def test_a_small_cache_and_old_learning_stop_nobody(
     assert report.ended_s < 60.0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     shapes=SHAPES,
     steps=st.integers(0, 4),
@@ -166,7 +166,7 @@ def test_every_request_ends_within_its_budgets(policy, shapes, steps, offline, b
         assert sum(step.applied for step in report.steps) == steps
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(shapes=SHAPES, steps=st.integers(0, 3), offline=OFFLINE, seed=st.integers(0, 9))
 @pytest.mark.parametrize("policy", known_policies())
 def test_the_same_run_twice_makes_the_same_plans(policy, shapes, steps, offline, seed):

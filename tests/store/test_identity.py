@@ -143,7 +143,7 @@ async def test_an_old_sqlite_directory_may_have_been_moved(tmp_path: Path) -> No
     store.close()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(root=st.lists(NAME, max_size=3).map(lambda parts: Path("/", *parts)))
 async def test_any_former_root_is_taken_off(
     root: Path, tmp_path_factory: pytest.TempPathFactory

@@ -95,7 +95,7 @@ def shared():
     return make_executor(gentle("gemma2"), "auto")
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(
     seed=st.integers(0, 10**6),
     pressure=st.sampled_from([0.0, 0.5, 1.0]),

@@ -65,7 +65,7 @@ ITEMS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ITEMS, st.integers(1, 600), st.floats(0.02, 0.6), st.booleans())
 def test_what_is_granted_fits(shapes, rows, seconds, needed):
     left, found = ledger(rows, seconds), []

@@ -171,7 +171,7 @@ async def test_the_queue_bound_is_checked_before_the_engine_hears_of_it() -> Non
 
 async def test_prompts_of_a_request_leave_the_queue_one_by_one() -> None:
     def play(request: Request, index: int) -> Script:
-        return Script(delay_s=0.0 if len(request.prompt) == 1 else 60.0)
+        return Script(delay_s=0.0 if len(request.prompt) == 1 else 3600.0)
 
     stage = Stage(play)
     answer = await stage.service.complete(["a", "bcd"], options())
@@ -210,9 +210,10 @@ async def test_a_wait_is_too_long_by_the_requests_own_objective_unless_it_is_urg
 async def test_a_clients_max_tokens_do_not_change_who_is_refused() -> None:
     """The last that waits says that its answer is short, and those before it were long."""
 
+    begins = [threading.Event() for _ in range(11)]
+
     def play(request: Request, index: int) -> Script:
-        place = len(stage.engine.requests)
-        return Script(tokens=HELLO, delay_s=0.03 * place if place < 10 else 30.0)
+        return Script(tokens=HELLO, gate=begins[len(stage.engine.requests) - 1])
 
     stage = Stage(play, max_waiting=11, objectives=Objectives(Slo(1.0, 0.1)))
     most = [*[200] * 9, 1]
@@ -220,8 +221,9 @@ async def test_a_clients_max_tokens_do_not_change_who_is_refused() -> None:
     streams = [answer.deltas() for answer in answers]
     first = [asyncio.create_task(anext(stream)) for stream in streams]
     await asyncio.sleep(0)
-    for task in first[:9]:
+    for task, begin in zip(first[:9], begins, strict=False):
         stage.clock.advance(3.0)
+        begin.set()
         await task
     assert stage.admission.waiting_requests == 1
     with pytest.raises(Overloaded, match="the server is behind"):

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fake_engine import FakeEngine
+from patience import PATIENCE_S
 from tandem.core.batches import BatchRecord
 from tandem.services.answering.models import Models, Pin
 from tandem.services.auth import ApiKeys, Caller
@@ -85,7 +86,7 @@ class Stage:
         return await self.batches.create(BatchAsk(file.file_id, CHAT, "24h", **more), caller)
 
     async def ended(self, batch: BatchRecord) -> BatchRecord:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not (batch := await self.now_of(batch)).status.ended:
                 await asyncio.sleep(0.01)
         return batch
@@ -98,9 +99,3 @@ class Stage:
             return []
         path = await self.files.content(file_id, "")
         return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from batch_stage import Stage, until
+from batch_stage import Stage
 
-from tandem.core.batches import BatchRecord, BatchStatus, LineResult
+from patience import until
+from tandem.core.batches import WORKED_UNTIL, BatchRecord, BatchStatus, LineResult
 from tandem.core.errors import StoreError
 from tandem.services.auth import ApiKeys, Caller
 from tandem.services.batches.reply import Reply
@@ -146,6 +147,11 @@ async def test_lines_without_a_key_leave_the_room_to_others(store: Store) -> Non
     assert (await stage.ended(made)).status is BatchStatus.EXPIRED
 
 
+async def noted(stage: Stage, batch: BatchRecord) -> bool:
+    """Whether the store knows how long it was worked on."""
+    return WORKED_UNTIL in (await stage.now_of(batch)).stamps
+
+
 async def test_the_window_goes_on_over_starts(store: Store) -> None:
     """An hour in which no server runs does not count, nor does a clock that is set late."""
     old = Stage(store)
@@ -154,7 +160,7 @@ async def test_the_window_goes_on_over_starts(store: Store) -> None:
     await until(lambda: old.at_once == 2)
     old.now_s += 80_000
     old.ran_s += 80_000
-    await asyncio.sleep(1.2)  # the time is looked at each second
+    await until(lambda: noted(old, made))  # the time is looked at each second
     await old.batches.stop()
     new = Stage(store, now_s=1.0)
     new.wait.clear()

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from batch_stage import Stage, until
+from batch_stage import Stage
 
+from patience import until
 from tandem.core.batches import BatchError, BatchStatus
 from tandem.core.errors import AdapterError
 from tandem.core.learning import AdapterRecord, VersionRecord, VersionState

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from batch_stage import CHAT, HERE, Stage, until
+from batch_stage import CHAT, HERE, Stage
 
+from patience import PATIENCE_S, until
 from tandem.build_app import build_batches
 from tandem.config import Settings
 from tandem.core.batches import BatchRecord, BatchStatus
@@ -205,7 +206,7 @@ async def test_a_line_that_kills_the_engine_fails_alone(
 async def test_results_are_cleared_once_they_are_in_files(store: Store) -> None:
     stage = Stage(store)
     batch = await stage.ended(await stage.make(12))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while await store.read(rows.finished, batch.batch_id):
             await asyncio.sleep(0.01)
     assert (await stage.now_of(batch)).completed == 12

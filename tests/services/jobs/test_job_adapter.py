@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,8 @@ import test_jobs
 from test_jobs import CALLER, TENANT, ask, ended, jobs_over, supervised, upload
 
 from fake_engine import FakeEngine
-from learning_world import World, join, until
+from learning_world import World, join
+from patience import PATIENCE_S, until
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import AdapterError, WrongStatus
 from tandem.core.learning import JobRecord, JobStatus, SampleState, Split, VersionRecord
@@ -63,7 +65,7 @@ async def continued(world: World, jobs: Jobs, name: str, count: int = 24) -> Job
     """A job on that adapter that has its place in the order: its file has been read."""
     file_id = await upload(world, supervised(count))
     job = await jobs.create(ask(file_id, model=f"demo:{name}"), CALLER)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while (await jobs.find(job.job_id, TENANT)).status is JobStatus.VALIDATING:
             await asyncio.sleep(0.01)
     return job
@@ -81,7 +83,7 @@ async def lineage(world: World, name: str) -> list[tuple[int, int, str]]:
 
 
 async def grown(world: World, name: str, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(await lineage(world, name)) < count:
             await asyncio.sleep(0.02)
 
@@ -109,12 +111,12 @@ async def test_feedback_waits_for_a_job_and_is_learned_after_it(tmp_path: Path) 
 async def test_what_feedback_was_being_learned_is_learned_after_the_job(tmp_path: Path) -> None:
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         name = await made(world, jobs)
-        world.engine.step_s = 0.2
+        world.engine.most_steps = 0
         await give(world, name)
         await until(lambda: f"learn/{name}" in world.engine.trainers)
         job = await continued(world, jobs, name, count=4)
         await until(lambda: f"learn/{name}" not in world.engine.trainers)
-        world.engine.step_s = 0.0
+        world.engine.most_steps = math.inf
         assert (await ended(jobs, job.job_id)).status is JobStatus.SUCCEEDED
         await grown(world, name, 3)
         assert (await lineage(world, name))[1:] == [(2, 1, job.job_id), (3, 2, "feedback")]
@@ -125,9 +127,9 @@ async def test_feedback_waits_across_a_restart(tmp_path: Path, committed: bool) 
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         name = await made(world, jobs)
         steps = len(world.engine.steps)
-        world.engine.step_s = 0.02
+        world.engine.most_steps = steps + (12 if committed else 2)
         job = await continued(world, jobs, name)
-        await until(lambda: len(world.engine.steps) >= steps + (12 if committed else 2))
+        await until(lambda: len(world.engine.steps) == world.engine.most_steps)
         await give(world, name)
     job = await find(tmp_path, job)
     assert job.status is JobStatus.RUNNING
@@ -153,7 +155,7 @@ async def test_a_jobs_version_shows_what_was_learned_before_it(tmp_path: Path) -
 
 
 async def find(directory: Path, job: JobRecord) -> JobRecord:
-    engine = FakeEngine(state=EngineState.READY, step_s=60.0)
+    engine = FakeEngine(state=EngineState.READY, step_s=3600.0)
     async with jobs_over(directory, engine, trains=False) as (_, jobs):
         return await jobs.find(job.job_id, TENANT)
 
@@ -250,7 +252,7 @@ async def test_a_resumed_job_goes_before_those_that_have_not_begun(
         begun = await continued(world, jobs, name)
         await until(lambda: len(world.engine.steps) >= steps + 2)
         await jobs.pause(begun.job_id, TENANT)
-        world.engine.step_s = 60.0
+        world.engine.step_s = 3600.0
         file = await upload(world, supervised(2))
         busy = [await jobs.create(ask(file), CALLER) for _ in range(2)]
         await until(lambda: len(world.engine.trainers) == 2)
@@ -278,12 +280,16 @@ async def test_a_version_waits_for_room(
         job = await jobs.create(ask(await upload(world, supervised(6))), CALLER)
         await until(lambda: bool(engine.steps))
         await engine.load_adapter("loaded", str(tmp_path))
-        await until(lambda: len(engine.steps) == 6)
-        await asyncio.sleep(0.2)
+
+        async def told() -> list[str]:
+            told = [event.message for event in await jobs.events(job.job_id, TENANT, None, 100)]
+            return [line for line in told if "The version waits: 1 adapters are loaded" in line]
+
+        await until(told)
+        await asyncio.sleep(0.1)
+        assert len(await told()) == 1 and len(engine.steps) == 6
         job = await jobs.find(job.job_id, TENANT)
         assert job.status is JobStatus.RUNNING and job.step == job.total_steps == 6
-        told = [event.message for event in await jobs.events(job.job_id, TENANT, None, 100)]
-        assert sum("The version waits: 1 adapters are loaded" in line for line in told) == 1
         assert await world.store.read(adapters.listed) == []
         if then == "cancel":
             assert (await jobs.cancel(job.job_id, TENANT)).status is JobStatus.CANCELLED
@@ -303,7 +309,7 @@ async def test_versions_that_wait_for_room_let_others_train(
 ) -> None:
     monkeypatch.setattr(test_jobs, "join", partial(join, max_adapters=1))
     monkeypatch.setattr(run, "_LOOK_FOR_ROOM_S", 0.02)
-    engine = FakeEngine(step_s=0.02)
+    engine = FakeEngine(most_steps=0)
     async with jobs_over(tmp_path, engine) as (world, jobs):
         file = await upload(world, supervised(6))
         waiting = [await jobs.create(ask(file), CALLER) for _ in range(2)]
@@ -314,6 +320,7 @@ async def test_versions_that_wait_for_room_let_others_train(
         (hand / "adapter_model.safetensors").write_text("by hand")
         content_hash = inspect_adapter(hand).content_hash
         engine.adapters["loaded"] = AdapterVersion("loaded", 1, content_hash, str(hand))
+        engine.most_steps = math.inf
         other = await jobs.create(ask(file, model="demo:loaded"), CALLER)
         other = await ended(jobs, other.job_id)
         assert other.status is JobStatus.SUCCEEDED, other.error

@@ -12,7 +12,8 @@ import test_jobs
 from test_jobs import CALLER, ask, ended, jobs_over, preferences, supervised, upload
 
 from fake_engine import FakeEngine
-from learning_world import join, kill, note_waits, until
+from learning_world import join, kill, note_waits
+from patience import until
 from tandem.core.events import TokenEvent
 from tandem.core.learning import JobStatus
 from tandem.core.request import Request

@@ -12,6 +12,7 @@ from test_jobs import CALLER, TENANT, ask, ended, jobs_over, preferences, superv
 from fake_engine import FakeEngine
 from fake_scores import score_of
 from learning_world import OneTrainer
+from patience import PATIENCE_S
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import NoMemory
 from tandem.core.learning import JobStatus
@@ -44,7 +45,7 @@ async def test_a_job_waits_for_memory(
             told = [event.message for event in await jobs.events(job_id, TENANT, None, 100)]
             return sum("The job waits" in line for line in told) == 1
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not await waits():
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from test_jobs import CALLER, TENANT, ask, ended, jobs_over, preferences, superv
 
 from fake_engine import FakeEngine
 from fake_scores import score_of
-from learning_world import World, join, until
+from learning_world import World, join
+from patience import until
 from tandem.core.errors import Conflict, InvalidRequest
 from tandem.core.learning import JobRecord, JobStatus
 from tandem.core.training import Role
 from tandem.services.answering.models import Models
+from tandem.services.jobs import service
 from tandem.services.jobs.service import Jobs
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.versions.adapters import Adapters
@@ -119,25 +121,24 @@ async def test_a_job_keeps_what_the_settings_decided(
         assert job.status is JobStatus.SUCCEEDED, job.error
 
 
-async def test_a_job_keeps_its_reference(tmp_path: Path) -> None:
+async def test_a_job_keeps_its_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever becomes of the adapter's settings, its versions and the references of learning."""
+    monkeypatch.setattr(service, "_PAUSE_S", 0.05)
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         name = await made(world, jobs)
         await made(world, jobs, f"demo:{name}")
-        world.engine.step_s = 0.03
-        steps = len(world.engine.steps)
+        world.engine.most_steps = len(world.engine.steps) + 2
         job = await create(world, jobs, f"demo:{name}", "dpo", reference="version:1", n_epochs=9)
-        await until(lambda: len(world.engine.steps) >= steps + 2)
+        await until(lambda: len(world.engine.steps) == world.engine.most_steps)
         models = Models(world.engine, "demo", 0)
         versions = Versions(world.tools, world.learner, models, Adapters(world.engine, (), {}))
         await versions.create(name, {"reference": "base"})  # also gives up learning
         with pytest.raises(Conflict, match=f"reference of {job.job_id}"):
             await versions.delete_version(name, 1)
         await jobs.pause(job.job_id, TENANT)
+        world.engine.most_steps = math.inf
         await jobs.resume(job.job_id, TENANT)
-        world.engine.step_s = 0.0
         job = await ended(jobs, job.job_id)
         assert job.status is JobStatus.SUCCEEDED, job.error
         assert referred(world.engine, job, f"~reference-of/{job.job_id}@1")
-        await asyncio.sleep(0.05)
         await versions.delete_version(name, 1)

@@ -12,7 +12,8 @@ from test_jobs import CALLER, TENANT, ask, ended, jobs_over, supervised, upload
 
 from fake_engine import FakeEngine
 from fake_scores import score_of
-from learning_world import World, until
+from learning_world import World
+from patience import PATIENCE_S, until
 from tandem.core.errors import Conflict, Forbidden, InvalidRequest, QuotaExceeded
 from tandem.core.learning import JobRecord, JobStatus, VersionState
 from tandem.core.training import ScoreRequest, TrainingStep
@@ -98,7 +99,7 @@ async def test_cancelling_waits_for_what_is_being_published(tmp_path: Path) -> N
     engine = Slow()
     async with jobs_over(tmp_path, engine) as (world, jobs):
         job = await jobs.create(ask(await upload(world, supervised(2))), CALLER)
-        await asyncio.wait_for(engine.adopting.wait(), 10)
+        await asyncio.wait_for(engine.adopting.wait(), PATIENCE_S)
         cancelling = asyncio.create_task(jobs.cancel(job.job_id, TENANT))
         await asyncio.sleep(0.05)
         assert not cancelling.done()
@@ -115,7 +116,7 @@ async def test_stopping_finishes_what_is_being_published(tmp_path: Path) -> None
     engine = Slow()
     async with jobs_over(tmp_path, engine) as (world, jobs):
         job = await jobs.create(ask(await upload(world, supervised(2))), CALLER)
-        await asyncio.wait_for(engine.adopting.wait(), 10)
+        await asyncio.wait_for(engine.adopting.wait(), PATIENCE_S)
         stopping = asyncio.create_task(jobs.stop())
         await asyncio.sleep(0.05)
         engine.may_adopt.set()
@@ -132,11 +133,11 @@ async def test_cancelling_before_leaves_nothing_of_the_candidate(tmp_path: Path)
 
         async def measure(*_: object) -> None:
             measuring.set()
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
 
         world.tools.examiner.examine = measure  # type: ignore[method-assign, assignment]
         job = await jobs.create(ask(await upload(world, supervised(2))), CALLER)
-        await asyncio.wait_for(measuring.wait(), 10)
+        await asyncio.wait_for(measuring.wait(), PATIENCE_S)
         job = await jobs.cancel(job.job_id, TENANT)
         assert job.status is JobStatus.CANCELLED and not engine.adapters
         assert not list((tmp_path / "adapters").glob("*/*"))
@@ -160,7 +161,7 @@ async def test_pausing_gives_up_a_step_that_takes_long(
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         world.engine.judge = lambda step: setattr(world.engine, "step_s", 60.0)
         job = await started(world, jobs, 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             job = await jobs.pause(job.job_id, TENANT)
         assert job.status is JobStatus.PAUSED and job.step == len(world.engine.steps) == 1
         world.engine.judge, world.engine.step_s = lambda step: None, 0.0
@@ -258,14 +259,15 @@ async def test_ended_jobs_keep_no_optimiser_state(tmp_path: Path, end: str) -> N
 
 
 async def test_a_job_keeps_the_optimiser_state_of_its_newest_checkpoint_only(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have a thousand epochs."""
-    async with jobs_over(tmp_path, FakeEngine(step_s=0.02)) as (world, jobs):
+    monkeypatch.setattr(service, "_PAUSE_S", 0.05)
+    async with jobs_over(tmp_path, FakeEngine(most_steps=4)) as (world, jobs):
         given = {"n_epochs": 50, "batch_size": 4}
         wanted = ask(await upload(world, supervised(4)), hyperparameters=given)
         job = await jobs.create(wanted, CALLER)
-        await until(lambda: len(world.engine.steps) >= 4)
+        await until(lambda: len(world.engine.steps) == 4)
         job = await jobs.pause(job.job_id, TENANT)
         kept = [path.parent for path in (tmp_path / "jobs").rglob("adapter_config.json")]
         assert len(kept) >= 3 and states_below(tmp_path / "jobs") == [Path(job.checkpoint_path)]

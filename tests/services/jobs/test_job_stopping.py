@@ -15,7 +15,8 @@ from test_job_workers import reached
 from test_jobs import CALLER, TENANT, ask, ended, jobs_over, supervised, upload
 
 from fake_engine import FakeEngine
-from learning_world import World, lose, until
+from learning_world import World, lose
+from patience import PATIENCE_S, until
 from tandem.core.errors import StoreError, WrongStatus
 from tandem.core.learning import JobRecord, JobStatus, VersionState
 from tandem.core.version import AdapterVersion
@@ -29,7 +30,7 @@ Status = JobStatus
 
 async def steer(jobs: Jobs, how: str, job_id: str) -> JobRecord:
     """`how` is cancel, pause or resume; answered in time."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         calls = {"cancel": jobs.cancel, "pause": jobs.pause, "resume": jobs.resume}
         return await calls[how](job_id, TENANT)
 
@@ -69,7 +70,7 @@ async def test_cancelling_while_the_version_is_adopted_lets_the_job_succeed(
     async with jobs_over(tmp_path, engine) as (world, jobs):
         lose(world.store, service._succeed, done=False)
         job = await jobs.create(ask(await upload(world, supervised(2))), CALLER)
-        await asyncio.wait_for(engine.adopting.wait(), 10)
+        await asyncio.wait_for(engine.adopting.wait(), PATIENCE_S)
         cancelling = asyncio.create_task(steer(jobs, "cancel", job.job_id))
         await asyncio.sleep(0.05)
         engine.may_adopt.set()
@@ -127,7 +128,7 @@ async def test_a_pause_gives_up_a_commit_that_takes_long(
     whole = engine.stage
 
     async def slow(trainer: str, name: str, path: str) -> AdapterVersion:
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(3600)
         return await whole(trainer, name, path)
 
     async with jobs_over(tmp_path, engine) as (world, jobs):
@@ -221,7 +222,7 @@ async def test_a_resume_does_not_wait_behind_other_jobs(
     monkeypatch.setattr(service, "_PAUSE_S", 0.05)
     async with jobs_over(tmp_path, FakeEngine(step_s=0.05)) as (world, jobs):
         job = await started(world, jobs, 2)
-        world.engine.step_s = 60.0
+        world.engine.step_s = 3600.0
         file = await upload(world, supervised(2))
         others = [await jobs.create(ask(file), CALLER) for _ in range(2)]
         await reached(jobs, others[0].job_id, Status.RUNNING)

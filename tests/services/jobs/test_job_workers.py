@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from test_jobs import CALLER, TENANT, ask, ended, jobs_over, supervised, upload
 
 from fake_engine import FakeEngine
-from learning_world import until
+from patience import PATIENCE_S, until
 from tandem.core.errors import OutOfMemory, StoreError, TandemError
 from tandem.core.learning import JobStatus, VersionState
 from tandem.core.ports import EngineState
@@ -30,7 +31,7 @@ Status = JobStatus
 
 
 async def reached(jobs_: Jobs, job_id: str, status: JobStatus) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (await jobs_.find(job_id, TENANT)).status is not status:
             await asyncio.sleep(0.01)
 
@@ -41,7 +42,7 @@ async def messages(jobs_: Jobs, job_id: str) -> list[str]:
 
 
 async def test_validation_does_not_wait_for_a_slot_and_training_does(tmp_path: Path) -> None:
-    async with jobs_over(tmp_path, FakeEngine(step_s=60.0)) as (world, jobs_):
+    async with jobs_over(tmp_path, FakeEngine(step_s=3600.0)) as (world, jobs_):
         good = await upload(world, supervised(2))
         long = [await jobs_.create(ask(good), CALLER) for _ in range(2)]
         for job in long:
@@ -70,7 +71,7 @@ async def test_validation_does_not_wait_for_a_slot_and_training_does(tmp_path: P
 async def test_a_restart_goes_on_from_each_status(
     tmp_path: Path, status: JobStatus, good: bool
 ) -> None:
-    engine = FakeEngine(step_s=60.0)
+    engine = FakeEngine(step_s=3600.0)
     async with jobs_over(tmp_path, engine) as (world, jobs_):
         first = await upload(world, supervised(2))
         others = []
@@ -89,9 +90,9 @@ async def test_a_restart_goes_on_from_each_status(
         await asyncio.sleep(0.05)
     if not good:
         next(tmp_path.glob("upload-1")).write_bytes(b'{"messages": []}')
+    async with jobs_over(tmp_path, FakeEngine(), trains=False) as (_, again):
+        assert (await again.find(job.job_id, TENANT)).status is status
     async with jobs_over(tmp_path, FakeEngine()) as (_, again):
-        before = (await again.find(job.job_id, TENANT)).status
-        assert before is status
         job = await ended(again, job.job_id)
         assert job.status is (Status.SUCCEEDED if good else Status.FAILED), job.error
         told = await messages(again, job.job_id)
@@ -149,7 +150,7 @@ async def run_beside_failures(directory: Path, failures: dict[int, bool]) -> Non
         assert len(world.engine.steps) <= 24 + 10 * len(failures)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(failures=st.dictionaries(st.integers(1, 45), st.booleans(), min_size=1, max_size=6))
 def test_a_store_that_fails_for_a_while_ends_no_job(failures: dict[int, bool]) -> None:
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
@@ -229,7 +230,7 @@ async def test_a_job_can_be_paused_and_cancelled_while_the_store_fails(
         world.store.write = Flaky(world.store, {1: True}).write  # type: ignore[method-assign]
         await until(lambda: f"job/{job.job_id}" in world.engine.closed)
         world.store.write = whole  # type: ignore[method-assign]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await jobs_.pause(job.job_id, TENANT)).status is JobStatus.PAUSED
             assert (await jobs_.cancel(job.job_id, TENANT)).status is JobStatus.CANCELLED
 
@@ -247,18 +248,20 @@ async def test_a_bug_ends_the_job_and_no_other(tmp_path: Path) -> None:
         assert job.status is Status.SUCCEEDED
 
 
-async def test_directories_that_nothing_names_are_gone_after_a_restart(tmp_path: Path) -> None:
+async def test_directories_that_nothing_names_are_gone_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of jobs that go on stay, and those that ended jobs name."""
+    monkeypatch.setattr(service, "_PAUSE_S", 0.05)
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         file = await upload(world, supervised(4))
         done = await ended(jobs, (await jobs.create(ask(file), CALLER)).job_id)
         kept = [Path(each.path) for each in await jobs.checkpoints(done.job_id, TENANT, None, 10)]
         file, under_way = await upload(world, supervised(16)), []
-        world.engine.step_s = 0.02
         for _ in range(2):
-            steps = len(world.engine.steps)
+            world.engine.most_steps = len(world.engine.steps) + 1
             job = await jobs.create(ask(file), CALLER)
-            await until(lambda steps=steps: len(world.engine.steps) > steps)
+            await until(lambda: len(world.engine.steps) == world.engine.most_steps)
             under_way.append(await jobs.pause(job.job_id, TENANT))
         paused, given_up = under_way
         await jobs.cancel(given_up.job_id, TENANT)
@@ -279,13 +282,14 @@ async def test_training_files_are_counted_one_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes its whole file into memory; also one whose client has left."""
-    counting, most = 0, 0
+    counting, most, go_on = 0, 0, threading.Event()
 
     def count(*_: object) -> int:
         nonlocal counting, most
         counting += 1
         most = max(most, counting)
-        time.sleep(0.1)
+        assert go_on.wait(PATIENCE_S)
+        time.sleep(0.02)
         counting -= 1
         return 2
 
@@ -295,5 +299,7 @@ async def test_training_files_are_counted_one_at_a_time(
         left, *others = [asyncio.create_task(jobs.create(ask(file), CALLER)) for _ in range(3)]
         await until(lambda: counting == 1)
         left.cancel()
+        await asyncio.sleep(0.05)
+        go_on.set()
         await asyncio.gather(*others)
         assert left.cancelled() and most == 1

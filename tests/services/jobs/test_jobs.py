@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fake_engine import FakeEngine
-from learning_world import World, join, until
+from learning_world import World, join
+from patience import PATIENCE_S, until
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import Conflict, InvalidRequest, NotFound
 from tandem.core.learning import FileRecord, JobRecord, JobStatus, VersionState
@@ -111,7 +112,7 @@ def ask(file_id: str, **changes: object) -> JobAsk:
 
 
 async def ended(jobs: Jobs, job_id: str) -> JobRecord:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             job = await jobs.find(job_id, TENANT)
             if job.finished_s is not None:

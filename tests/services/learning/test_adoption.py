@@ -11,7 +11,8 @@ import pytest
 from test_loaded import files_at, known, learn, served, started_with
 
 from fake_engine import FakeEngine
-from learning_world import World, lose, until, world
+from learning_world import World, lose, world
+from patience import PATIENCE_S, until
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import Conflict, StoreError
 from tandem.core.learning import VersionState
@@ -61,7 +62,7 @@ async def test_stopping_does_not_wait_for_an_engine_that_is_gone(tmp_path: Path)
         made.learner.notify("formal")
         await until(lambda: engine.state is EngineState.DEAD)
         engine.state = EngineState.DRAINING
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await made.learner.stop()
         assert engine.published == []
     async with world(tmp_path) as made:
@@ -172,7 +173,7 @@ async def test_the_first_feedback_waits_for_what_is_being_loaded(tmp_path: Path)
     engine = SlowToLoad()
     async with served(tmp_path / "store", engine) as (made, versions):
         loading = asyncio.create_task(versions.imports.load("formal", "hand"))
-        await asyncio.wait_for(engine.loading.wait(), 10)
+        await asyncio.wait_for(engine.loading.wait(), PATIENCE_S)
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
         await asyncio.sleep(0.3)
@@ -208,7 +209,7 @@ async def test_what_learns_meanwhile_is_not_loaded_over(tmp_path: Path) -> None:
         entered = learns_after_a_look(made)
         # It does not learn yet.
         loading = asyncio.create_task(versions.imports.load("formal", "hand"))
-        await asyncio.wait_for(entered.wait(), 10)
+        await asyncio.wait_for(entered.wait(), PATIENCE_S)
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
         with pytest.raises(Conflict, match="learns here"):
@@ -229,11 +230,11 @@ async def test_what_is_only_served_may_be_loaded_again(tmp_path: Path) -> None:
 
 
 async def test_an_adapter_is_deleted_in_the_middle_of_a_step(tmp_path: Path) -> None:
-    async with served(tmp_path / "store", FakeEngine(step_s=60.0)) as (made, versions):
+    async with served(tmp_path / "store", FakeEngine(step_s=3600.0)) as (made, versions):
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
         await until(lambda: bool(made.engine.trainers))
-        await asyncio.wait_for(versions.delete("formal"), 5)
+        await asyncio.wait_for(versions.delete("formal"), PATIENCE_S)
         assert not made.engine.trainers and await known(made) == []
 
 
@@ -244,7 +245,7 @@ async def test_what_begins_to_learn_is_deleted_as_a_whole(tmp_path: Path) -> Non
     async with served(tmp_path / "store", engine) as (made, versions):
         entered = learns_after_a_look(made)
         deleting = asyncio.create_task(versions.delete("formal"))
-        await asyncio.wait_for(entered.wait(), 10)
+        await asyncio.wait_for(entered.wait(), PATIENCE_S)
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
         await deleting

@@ -9,7 +9,8 @@ import pytest
 
 from fake_engine import FakeEngine
 from fake_scores import score_of
-from learning_world import OneTrainer, settled, state_of, until, world
+from learning_world import OneTrainer, settled, state_of, world
+from patience import PATIENCE_S, until
 from tandem.core.errors import NoMemory
 from tandem.core.learning import Sample, SampleKind, SampleState
 from tandem.core.plan import NO_MEMORY
@@ -40,7 +41,7 @@ async def test_adapters_take_turns_with_the_memory(tmp_path: Path) -> None:
                 ):
                     await asyncio.sleep(0.02)
 
-            await asyncio.wait_for(both_learned(), 20)
+            await asyncio.wait_for(both_learned(), PATIENCE_S)
         for name in ("formal", "casual"):
             for event in await made.store.read(events.listed, name):
                 assert event.level == "info", event
@@ -159,7 +160,7 @@ async def test_a_shortage_of_memory_is_no_fault_of_the_samples_unless_others_fin
         return NO_MEMORY if short or tokens & large else None
 
     async def learned(sample: Sample) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while await state_of(made, sample) is not SampleState.CONSUMED:
                 await asyncio.sleep(0.02)
 

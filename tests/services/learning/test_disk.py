@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fake_engine import FakeEngine
-from learning_world import World, settled, until, world
+from learning_world import World, settled, world
+from patience import until
 from tandem.core.errors import DiskError
 from tandem.core.version import AdapterVersion
 from tandem.services.learning import learner
@@ -74,7 +75,8 @@ async def test_nothing_is_trained_while_the_disk_is_full(
     async with world(tmp_path, settings=AT_ONCE) as made:
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
-        await asyncio.sleep(0.5)
+        await until(lambda: waits(made))
+        await asyncio.sleep(0.2)
         assert made.engine.steps == [] and made.engine.trainers == {}
         (told,) = await waits(made)
         assert "the disk of the store is full: 0 MiB are free" in told

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fake_engine import FakeEngine
-from learning_world import settled, state_of, until, world
+from learning_world import settled, state_of, world
+from patience import PATIENCE_S, until
 from tandem.core.learning import SampleState, Split, VersionState
 from tandem.core.training import TrainingStep
 from tandem.services.learning.settings import LearningSettings
@@ -21,7 +22,8 @@ async def test_samples_of_one_key_say_that_they_wait_for_others(tmp_path: Path) 
         await made.give([made.sample(key_id="eager") for _ in range(8)])
         for _ in range(2):
             made.learner.notify("formal")
-            await asyncio.sleep(0.2)
+            await until(lambda: made.store.read(events.listed, "formal"))
+            await asyncio.sleep(0.1)
         told = [
             event.message for event in await made.store.read(events.listed, "formal", limit=100)
         ]
@@ -104,12 +106,12 @@ async def test_unusable_samples_of_one_key_do_not_condemn_those_of_another(
         good = [made.sample(key_id="other") for _ in range(good_others)]
         await made.give([*honest, *bad, *good])
         made.learner.notify("formal")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while {await state_of(made, sample) for sample in bad} != {SampleState.INVALID}:
                 await asyncio.sleep(0.02)
         # As many are learned as of the other key; the others wait.
         expected = [SampleState.CONSUMED] * good_others + [SampleState.ACCEPTED] * (2 - good_others)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while sorted([await state_of(made, s) for s in honest]) != sorted(expected):
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.3)

@@ -10,7 +10,8 @@ import pytest
 
 from fake_engine import FakeEngine
 from fake_scores import score_of
-from learning_world import settled, state_of, until, world
+from learning_world import settled, state_of, world
+from patience import PATIENCE_S, until
 from tandem.core.learning import SampleKind, SampleState, VersionState
 from tandem.core.training import LossKind, Role, ScoreRequest, TrainingStep
 from tandem.services.learning.settings import LearningSettings
@@ -311,7 +312,7 @@ async def test_a_manual_gate_waits_and_learns_nothing_more(tmp_path: Path) -> No
             version = await made.store.read(adapters.version, "formal", 1)
             return version is not None and version.state is VersionState.CANDIDATE
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not await waiting():
                 await asyncio.sleep(0.02)
         assert "formal" not in made.engine.adapters

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fake_engine import FakeEngine
-from learning_world import kill, note_waits, settled, state_of, until, world
+from learning_world import kill, note_waits, settled, state_of, world
+from patience import PATIENCE_S, until
 from tandem.core.errors import EngineDead, StoreError
 from tandem.core.learning import Sample, SampleState
 from tandem.core.ports import EngineState
@@ -26,15 +27,18 @@ from tandem.store import adapters, events
 
 
 async def test_engine_death_costs_a_repetition_only(tmp_path: Path) -> None:
-    async with world(tmp_path, engine=FakeEngine(step_s=0.3)) as made:
+    async with world(tmp_path, engine=FakeEngine(step_s=3600.0)) as made:
         given = [made.sample() for _ in range(4)]
         await made.give(given)
         made.learner.notify("formal")
         await until(lambda: "learn/formal" in made.engine.trainers)
         await asyncio.sleep(0.1)
         made.engine.die()
-        await asyncio.sleep(0.2)
-        assert {await state_of(made, sample) for sample in given} == {SampleState.ACCEPTED}
+
+        async def free() -> bool:
+            return {await state_of(made, each) for each in given} == {SampleState.ACCEPTED}
+
+        await until(free)
         made.engine.step_s = 0.0
         await made.engine.start()
         await settled(made)
@@ -114,12 +118,12 @@ async def test_samples_that_came_after_a_death_are_not_blamed_for_it(
 
 
 async def test_holding_gives_up_what_is_under_way(tmp_path: Path) -> None:
-    async with world(tmp_path, engine=FakeEngine(step_s=5.0)) as made:
+    async with world(tmp_path, engine=FakeEngine(step_s=3600.0)) as made:
         given = [made.sample() for _ in range(4)]
         await made.give(given)
         made.learner.notify("formal")
         await until(lambda: "learn/formal" in made.engine.trainers)
-        async with asyncio.timeout(2), made.learner.held("formal"):
+        async with asyncio.timeout(PATIENCE_S), made.learner.held("formal"):
             assert {await state_of(made, sample) for sample in given} == {SampleState.ACCEPTED}
             assert "learn/formal" not in made.engine.trainers
             made.engine.step_s = 0.0
@@ -128,7 +132,7 @@ async def test_holding_gives_up_what_is_under_way(tmp_path: Path) -> None:
 
 
 async def test_deleting_an_adapter_while_it_learns(tmp_path: Path) -> None:
-    async with world(tmp_path, engine=FakeEngine(step_s=5.0)) as made:
+    async with world(tmp_path, engine=FakeEngine(step_s=3600.0)) as made:
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
         await until(lambda: "learn/formal" in made.engine.trainers)
@@ -150,7 +154,8 @@ async def test_without_room_learning_waits_before_it_trains(
         given = [made.sample(adapter="casual") for _ in range(4)]
         await made.give(given)
         made.learner.notify("casual")
-        await asyncio.sleep(0.4)
+        await until(lambda: made.store.read(events.listed, "casual"))
+        await asyncio.sleep(0.2)
         assert len(made.engine.steps) == steps
         assert {await state_of(made, sample) for sample in given} == {SampleState.ACCEPTED}
         [event] = await made.store.read(events.listed, "casual")
@@ -182,11 +187,17 @@ async def test_references_leave_the_engine_with_the_trainer(tmp_path: Path) -> N
 class SlowToStage(FakeEngine):
     """Goes on staging when the caller has given the call up, as an engine of its own does."""
 
+    staging: asyncio.Task[AdapterVersion] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_stage = asyncio.Event()
+
     async def stage(self, trainer: str, name: str, path: str) -> AdapterVersion:
         """As the fake does, later."""
 
         async def later() -> AdapterVersion:
-            await asyncio.sleep(0.3)
+            await self.may_stage.wait()
             return await super(SlowToStage, self).stage(trainer, name, path)
 
         self.staging = asyncio.create_task(later())
@@ -200,9 +211,9 @@ async def test_a_candidate_that_is_given_up_while_it_is_staged_leaves_nothing(
     async with world(tmp_path, engine=engine) as made:
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
-        await until(lambda: bool(engine.steps))
-        await asyncio.sleep(0.1)
+        await until(lambda: engine.staging is not None)
         async with made.learner.held("formal"):
+            engine.may_stage.set()
             await engine.staging
             assert engine.adapters == {}
             assert list((tmp_path / "adapters" / "formal").iterdir()) == []
@@ -216,7 +227,7 @@ async def test_stopping_together_with_news_does_not_wait(tmp_path: Path) -> None
         await settled(made)
         await asyncio.sleep(0.3)  # its task has nothing to do any more and waits
         made.learner.notify("formal")
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             await made.learner.stop()
 
 
@@ -298,6 +309,7 @@ async def test_samples_are_free_again_although_the_disk_was_full_for_their_relea
 async def test_whoever_holds_an_adapter_goes_before_turns_that_wait(tmp_path: Path) -> None:
     """And a turn that waits takes no slot from other adapters."""
     async with world(tmp_path) as made:
+        await made.learner.stop()
         course, slots = Course("formal", made.tools), asyncio.Semaphore(1)
         await made.give(given := [made.sample() for _ in range(4)])
         async with course.settled():
@@ -318,6 +330,7 @@ async def test_whoever_holds_an_adapter_goes_before_turns_that_wait(tmp_path: Pa
 async def test_whoever_holds_an_adapter_waits_for_no_other_adapter(tmp_path: Path) -> None:
     """A turn that waits for a slot keeps nobody from the adapter, and is taken again."""
     async with world(tmp_path) as made:
+        await made.learner.stop()
         course, slots = Course("formal", made.tools), asyncio.Semaphore(1)
         await made.give(given := [made.sample() for _ in range(4)])
         async with slots:  # by another adapter, for as long as it trains

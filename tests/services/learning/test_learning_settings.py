@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fake_engine import INFO
-from learning_world import until, world
+from learning_world import world
+from patience import until
 from tandem.config import LearningConfig
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import SampleKind

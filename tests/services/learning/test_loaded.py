@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from fake_engine import FakeEngine
-from learning_world import World, files_at, until, world
+from learning_world import World, files_at, world
+from patience import PATIENCE_S, until
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import Conflict, StoreError
 from tandem.core.learning import AdapterRecord, VersionRecord
@@ -145,7 +146,7 @@ async def test_what_the_store_knew_without_a_version_gets_one_at_the_start(tmp_p
         await versions.create("formal", {"gate": "manual"})
         await made.give([made.sample() for _ in range(4)], {"gate": "manual"})
         made.learner.notify("formal")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not await known(made):
                 await asyncio.sleep(0.02)
         await versions.refuse("formal", 1)
@@ -185,7 +186,7 @@ async def test_files_that_are_others_now_are_no_version(tmp_path: Path, how: str
         async def told() -> list[str]:
             return [event.message for event in await made.store.read(events.listed, "formal")]
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not any("learning failed" in message for message in await told()):
                 await asyncio.sleep(0.02)
         assert all("cannot be saved as a version" in message for message in await told())
@@ -213,7 +214,8 @@ async def test_a_disk_that_refuses_is_not_asked_again_at_once(
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
         await until(lambda: bool(copies))
-        await asyncio.sleep(0.5)
+        await until(lambda: made.store.read(events.listed, "formal"))
+        await asyncio.sleep(0.2)
         assert len(copies) == 1
         told = [event.message for event in await made.store.read(events.listed, "formal")]
         assert [("No space left" in line, "will retry" in line) for line in told] == [(True, True)]
@@ -255,7 +257,7 @@ async def test_a_failure_on_the_way_leaves_nothing_half(tmp_path: Path, point: s
     async with served(tmp_path / "store", started_with(tmp_path / "hand"), at=at) as (made, _):
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(found := await known(made)) < 2:
                 await asyncio.sleep(0.02)
         kept, learned = found

@@ -17,6 +17,7 @@ import pytest
 from fake_engine import INFO, FakeEngine
 from learning_child import learn_and_die
 from learning_world import World, world
+from patience import PATIENCE_S, START_S
 from tandem.core.errors import OutOfMemory
 from tandem.core.learning import SampleState, Split, VersionState
 from tandem.core.version import AdapterVersion
@@ -43,12 +44,12 @@ def die_at(directory: Path, point: str, nth: int) -> None:
     """Let a process learn in `directory` until it ends itself there."""
     child = PROCESSES.Process(target=learn_and_die, args=(directory, point, nth))
     child.start()
-    child.join(timeout=60)
+    child.join(timeout=START_S)
     assert child.exitcode == 9, f"it did not reach {point} {nth} times"
 
 
 async def all_used(made: World) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             states = (await made.store.read(samples.counts))["formal"][Split.TRAIN]
             if states == {SampleState.CONSUMED: 10}:
@@ -58,7 +59,7 @@ async def all_used(made: World) -> None:
 
 async def answers_as(engine: FakeEngine, number: int) -> None:
     """Wait for a version to be adopted, which comes after the commit that used its samples."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while "formal" not in engine.adapters or engine.adapters["formal"].number != number:
             await asyncio.sleep(0.02)
     assert engine.published[-1].number == number
@@ -102,7 +103,7 @@ async def first_version(made: World) -> None:
     """Feedback, and the version that is made of it answers."""
     await made.give([made.sample() for _ in range(4)])
     made.learner.notify("formal")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while "formal" not in made.engine.adapters:
             await asyncio.sleep(0.02)
 

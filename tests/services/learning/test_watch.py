@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from fake_engine import FakeEngine, Script
-from learning_world import World, until, world
+from learning_world import World, world
+from patience import PATIENCE_S, until
 from serving import demo_tokenizer
 from tandem.adapters.files import CONFIG_NAME
 from tandem.core.learning import (
@@ -92,7 +93,7 @@ async def watched(
 async def learn(made: World, number: int, gate: str = "auto") -> None:
     await made.give([made.sample() for _ in range(4)], {"gate": gate})
     made.learner.notify("formal")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await made.store.read(adapters.version, "formal", number) is None:
             await asyncio.sleep(0.02)
         async with made.learner.settled("formal"):
@@ -223,7 +224,7 @@ def slow_base() -> FakeEngine:
     slow = base_says(SOUND)
     play = slow.play
     slow.play = lambda request, index: replace(
-        play(request, index), delay_s=60.0 if request.request_id.startswith("watch") else 0.0
+        play(request, index), delay_s=3600.0 if request.request_id.startswith("watch") else 0.0
     )
     return slow
 
@@ -236,7 +237,7 @@ def questions() -> int:
 async def test_the_base_is_not_asked_about_a_version_that_no_longer_answers(tmp_path: Path) -> None:
     async with watched(tmp_path, engine=slow_base()) as (made, service):
         await answers(made, *[MMM] * 6)
-        assert questions() == 1
+        await until(lambda: questions() == 1)
         await service.roll_back("formal", 1)
         await answers(made, *[MMM] * 6)
         assert questions() == 0
@@ -247,15 +248,15 @@ async def test_nobody_waits_for_what_the_base_says_about_a_version(tmp_path: Pat
     async with watched(tmp_path, engine=slow_base()) as (made, _):
         await answers(made, *[MMM] * 6)
         await answers(made, *[AGAIN] * 6)
-        assert questions() == 1
+        await until(lambda: questions() == 1)
         await answers(made, *[MMM] * 6, label="other@1")  # not there, and looked at all the same
         assert not made.tools.live.window("other@1").broken
         await rate(made, "formal@2", *[False] * 8)
         await reached(made, 1)
-        assert questions() == 0
+        await until(lambda: questions() == 0)
         assert "0 of its first 8 ratings were thumbs up" in await told(made)
         await answers(made, *[MMM] * 6, label="formal@1")
-        assert questions() == 1
+        await until(lambda: questions() == 1)
     assert questions() == 0
 
 
@@ -296,9 +297,10 @@ async def test_a_clock_that_is_set_back_does_not_stop_the_watch(
     )
     async with watched(tmp_path, engine=engine) as (made, _):
         await answers(made, *[MMM] * 6)
-        assert current(made) == 2 and any(
-            each.request_id.startswith("watch") for each in made.engine.requests
+        await until(
+            lambda: any(each.request_id.startswith("watch") for each in made.engine.requests)
         )
+        assert current(made) == 2
         ahead_s[0], said[0] = 0.0, SOUND
         await answers(made, *[MMM] * 12)
         await reached(made, 1)
@@ -307,8 +309,14 @@ async def test_a_clock_that_is_set_back_does_not_stop_the_watch(
 async def test_what_the_base_model_answers_as_badly_is_no_reason(tmp_path: Path) -> None:
     async with watched(tmp_path, engine=base_says(AGAIN)) as (made, _):
         await answers(made, *[MMM] * 12)
+
+        def asked_of_base() -> list[Request]:
+            return [each for each in made.engine.requests if each.request_id.startswith("watch")]
+
+        await until(lambda: len(asked_of_base()) >= 5)
+        await asyncio.sleep(0.1)
         assert current(made) == 2 and rolled_back(made) == 0.0
-        asked = [each for each in made.engine.requests if each.request_id.startswith("watch")]
+        asked = asked_of_base()
         assert 5 <= len(asked) <= 10  # and not again for each further answer
         request = asked[0]
         assert request.adapter is None and request.work_class is WorkClass.OFFLINE
@@ -393,7 +401,8 @@ async def test_an_error_ends_no_watch(tmp_path: Path, caplog: pytest.LogCaptureF
     async with watched(tmp_path) as (made, _):
         made.engine.state = EngineState.DEAD
         await answers(made, *[MMM] * 5)
-        assert "cannot look at formal@2" in caplog.text and current(made) == 2
+        await until(lambda: "cannot look at formal@2" in caplog.text)
+        assert current(made) == 2
         made.engine.state = EngineState.READY
         await rate(made, "formal@2", *[False] * 8)
         await reached(made, 1)

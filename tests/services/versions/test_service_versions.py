@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from learning_world import World, until, world
+from learning_world import World, world
+from patience import PATIENCE_S, until
 from tandem.core.batches import BatchRecord, BatchStatus
 from tandem.core.errors import Conflict, NotFound, StoreError
 from tandem.core.learning import EventRecord, SampleState, VersionRecord, VersionState
@@ -38,7 +39,7 @@ async def learned(made: World, number: int, gate: str = "auto") -> VersionRecord
     """Feedback, and the version that is made of it."""
     await made.give([made.sample() for _ in range(4)], {"gate": gate})
     made.learner.notify("formal")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (found := await made.store.read(adapters.version, "formal", number)) is None:
             await asyncio.sleep(0.02)
     await until(lambda: not any(name.startswith("~candidate") for name in made.engine.adapters))
