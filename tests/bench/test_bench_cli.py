@@ -42,7 +42,7 @@ def in_thread(script: Script) -> Iterator[ScriptedServer]:
 
 def test_report_as_json(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    flags = ["--rate", "50", "--max-requests", "5", "--output-tokens", "4", "--ttft-slo", "5"]
+    flags = ["--rate", "50", "--max-requests", "5", "--output-tokens", "4", "--ttft-slo", "600"]
     flags += ["--details", "--warmup", "2"]
     with in_thread(Script(gap_s=0.002)) as server:
         result = CliRunner().invoke(app, ["serve", "--url", server.url, *flags, "--out", str(out)])
@@ -82,7 +82,7 @@ def test_soak_command(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     with in_thread(Script()) as server:
         server.metrics = "".join(f"{name} 0.0\n" for name in GIVEN_BACK)
-        flags = ["--seconds", "0.3", "--clients", "2", "--out", str(out)]
+        flags = ["--seconds", "0.3", "--clients", "8", "--out", str(out)]
         result = CliRunner().invoke(app, ["soak", "--url", server.url, *flags])
     assert result.exit_code == 0, result.output
     report = json.loads(out.read_text())

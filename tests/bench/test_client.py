@@ -40,9 +40,9 @@ async def test_latencies_are_those_of_the_script() -> None:
         assert outcome.output_tokens == 6 and outcome.usage_reported
         assert outcome.prompt_tokens == 7
         assert len(outcome.output_s) == 6
-        assert outcome.ttft_s == pytest.approx(0.1, abs=0.06)
-        assert outcome.tpot_s == pytest.approx(0.02, abs=0.015)
-        assert outcome.e2e_s == pytest.approx(0.2, abs=0.12)
+        assert outcome.ttft_s >= 0.1 and outcome.e2e_s >= 0.2
+        took_s = outcome.output_s[-1] - outcome.output_s[0]
+        assert outcome.tpot_s == pytest.approx(took_s / 5)
 
 
 async def test_a_slow_server_does_not_slow_arrivals() -> None:
@@ -97,11 +97,9 @@ async def test_errors_have_kinds() -> None:
         Script(status=500),
         Script(cut_after=2),
         Script(error_after=2),
-        Script(stall=True),
     ]
-    outcomes, _ = await load(
-        lambda body: scripts[body["prompt"][0]], planned([0.0] * len(scripts)), timeout_s=0.5
-    )
+    outcomes, _ = await load(lambda body: scripts[body["prompt"][0]], planned([0.0] * len(scripts)))
+    outcomes += (await load(Script(stall=True), planned([0.0]), timeout_s=0.3))[0]
     kinds = [outcome.error for outcome in outcomes]
     assert kinds[:3] == [None, "http 429", "http 500"]
     assert kinds[3] in ("connection", "protocol")

@@ -31,7 +31,7 @@ async def run(script: Script, metrics: str, **changes: Any) -> Any:
 
 
 async def test_a_clean_run() -> None:
-    report, server = await run(Script(gap_s=0.001), CLEAN)
+    report, server = await run(Script(gap_s=0.001), CLEAN, clients=40)
     assert report.clean, (report.errors, report.held)
     assert report.completed > 10 and report.disconnected > 3
     assert report.requests == report.completed + report.disconnected
@@ -57,7 +57,7 @@ async def test_a_server_that_is_away_is_an_error_of_the_report() -> None:
 
 async def test_memory_is_watched() -> None:
     report, _ = await run(
-        Script(), CLEAN, seconds=1.5, clients=1, warmup_s=0.2, pids=(os.getpid(),)
+        Script(), CLEAN, seconds=1.5, clients=1, warmup_s=0.0, pids=(os.getpid(),)
     )
     assert report.memory_bytes and min(report.memory_bytes) > 1 << 20
     assert report.memory is None, "two samples do not make a slope"
@@ -67,7 +67,7 @@ async def test_memory_is_watched() -> None:
 async def test_a_watched_process_that_is_gone_is_an_error_of_the_report() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    report, _ = await run(Script(), CLEAN, seconds=0.5, clients=1, warmup_s=0.1, pids=(gone.pid,))
+    report, _ = await run(Script(), CLEAN, seconds=0.5, clients=1, warmup_s=0.0, pids=(gone.pid,))
     assert report.completed and not report.clean and not report.memory_bytes
     assert list(report.errors) == [f"process {gone.pid} is gone: its memory is not watched"]
 

@@ -245,7 +245,7 @@ def test_a_pass_with_a_bad_number_fails_alone(pair) -> None:
 def test_the_usual_passes_are_recorded_before_the_first_request() -> None:
     captured = executor_of(interpreted(**SMALL | {"num_hidden_layers": 1}))
     capture = FakeCapture()
-    captured.capture_passes(capture, 60.0)
+    captured.capture_passes(capture, 1e9)
     records = capture.records
     # Decodes of 1, 2, 4 rows, without adapters and with; 1, 2, 4, 8 or 12 rows with recorded ones.
     assert records == 6 + 5

@@ -23,7 +23,7 @@ STEPS = 4
 def executor(request) -> DeviceExecutor:
     if request.param == "captured" and not isinstance(TRITON_DEVICE, str):
         pytest.skip("needs Triton's interpreter")
-    loaded = interpreted(**FEW_LAYERS)
+    loaded = interpreted(**FEW_LAYERS | {"num_hidden_layers": 1})
     made = executor_of(loaded)
     loaded.lora.add("a", adapter_of(loaded, ("q_proj", "v_proj")))
     if request.param == "captured":

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import psycopg
 import pytest
 
 from databases import postgres_schema
+from patience import PATIENCE_S
 from tandem.core.errors import StoreError
 from tandem.store import Connection, Store, locks, usage
 
 
 @pytest.fixture(autouse=True)
-def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "WAIT_S", 0.3)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "WAIT_S", PATIENCE_S)
+
+
+@contextmanager
+def another_server() -> Iterator[None]:
+    """Who opens or writes here is refused, and need not wait long for that."""
+    refused = pytest.raises(StoreError, match="another server uses the database")
+    with patch.object(locks, "WAIT_S", 0.3), refused:
+        yield
 
 
 def add(connection: Connection) -> int:
@@ -40,7 +52,7 @@ def cut_off(store: Store, url: str) -> None:
 async def test_a_database_has_one_server(postgres_url: str, tmp_path: Path) -> None:
     store = Store.open(tmp_path / "one", postgres_url)
     copy = copy_of(store, tmp_path / "two")
-    with pytest.raises(StoreError, match="another server uses the database"):
+    with another_server():
         Store.open(copy, postgres_url)
     assert await store.write(add) == 1
     store.close()
@@ -66,7 +78,7 @@ async def test_a_lost_connection_is_made_again(
     cut_off(store, postgres_url)
     assert await store.write(add) == 2
     assert "is there again" in caplog.text
-    with pytest.raises(StoreError, match="another server uses the database"):
+    with another_server():
         Store.open(copy_of(store, tmp_path / "two"), postgres_url)
     store.close()
 
@@ -78,7 +90,7 @@ async def test_whoever_lost_the_database_to_another_server_writes_no_more(
     assert await store.write(add) == 1
     cut_off(store, postgres_url)
     other = Store.open(copy_of(store, tmp_path / "two"), postgres_url)
-    with pytest.raises(StoreError, match="another server uses the database"):
+    with another_server():
         await store.write(add)
     assert await other.write(add) == 2
     other.close()

@@ -12,6 +12,7 @@ from alembic.operations import Operations
 from alembic.script import ScriptDirectory
 from records import fill, make_feedback, make_sample, make_version
 
+from patience import PATIENCE_S
 from tandem.core.errors import StoreError
 from tandem.core.learning import EventRecord, SampleState
 from tandem.store import (
@@ -91,7 +92,7 @@ async def test_a_full_disk_takes_back_nothing_that_was_answered(tmp_path: Path) 
 
     def block(connection: Connection) -> bool:
         began.set()
-        return go_on.wait(10)
+        return go_on.wait(PATIENCE_S)
 
     blocked = asyncio.ensure_future(store.write(block))
     while not began.is_set():
@@ -149,7 +150,7 @@ async def test_a_read_sees_one_moment(store: Store) -> None:
 
     def slow(connection: Connection) -> tuple[int, int]:
         before = usage.count(connection, "a", "things")
-        asyncio.run_coroutine_threadsafe(store.write(add, "a"), loop).result(10)
+        asyncio.run_coroutine_threadsafe(store.write(add, "a"), loop).result(PATIENCE_S)
         return before, usage.count(connection, "a", "things")
 
     assert await store.read(slow) == (1, 1)
@@ -292,11 +293,11 @@ async def test_a_reader_delays_scrubbing_and_nothing_else(store: Store) -> None:
     def slow(connection: Connection) -> int:
         before = usage.count(connection, "a", "things")
         entered.set()
-        leave.wait(10)
+        leave.wait(PATIENCE_S)
         return before
 
     reading = asyncio.ensure_future(store.read(slow))
-    await asyncio.to_thread(entered.wait, 10)
+    await asyncio.to_thread(entered.wait, PATIENCE_S)
     await store.write(add, "a")
     assert not await store.scrub()
     leave.set()

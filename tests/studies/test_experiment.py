@@ -20,6 +20,7 @@ from fake_engine import INFO, FakeEngine, Script
 from tandem.core.errors import InvalidRequest
 from tandem.model.names import DEMO_PATH
 from tandem.sim.curves import read_curve
+from virtual_time import virtually
 
 OPTIONS = ExperimentOptions(
     load=LoadOptions(rate=150.0, pairs=8, output_tokens=2),
@@ -54,11 +55,11 @@ def fake(policy: str) -> FakeEngine:
     return FakeEngine(lambda request, index: Script(tokens=(7, 8)), info=info, step_s=0.001)
 
 
-async def test_runs_are_made_once_and_found_again(sources: Sources) -> None:
+def test_runs_are_made_once_and_found_again(sources: Sources) -> None:
     experiment = Experiment(sources, OPTIONS, fake)
     assert [key.retrain_rate for key in experiment.keys] == [0.2, 0.2, 0.1, 0.1]
     for key in experiment.keys:
-        await experiment.make(key)
+        virtually(experiment.make(key))
     again = Experiment(sources, replace(OPTIONS, seeds=(0, 1)), fake)
     records = again.finished()
     assert set(records) == set(experiment.keys)  # seed 1 is still to be made

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
+from benchmarks.gpu import coserving
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.coserving import Answer, Found
 from benchmarks.gpu.engine import Engine, random_model
@@ -40,7 +41,10 @@ def options(tmp_path: Path) -> Options:
     return small(Options(parts=(*PARTS, *FURTHER), models=models, device="cpu", seconds=3.0))
 
 
-def test_every_part_runs_and_is_written(options: Options, tmp_path: Path) -> None:
+def test_every_part_runs_and_is_written(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coserving, "DRAIN_S", 120.0)
     said: list[str] = []
     study = Study(replace(options, budget_s=1e9), tmp_path, said.append, began_s=0.0)
     assert study.run(), study.findings.missing

@@ -23,6 +23,7 @@ from fake_engine import FakeEngine, Script
 from fake_scores import score_of
 from tandem.core.errors import InvalidRequest
 from tandem.core.slo import Slo
+from virtual_time import virtually
 
 OPTIONS = RunOptions(
     Slo(1.0, 0.1),
@@ -69,10 +70,10 @@ def test_version_that_served() -> None:
     assert found == [None, versions[0], versions[0], versions[1]]
 
 
-async def test_run_teaches_publishes_and_scores_what_served(tmp_path: Path) -> None:
+def test_run_teaches_publishes_and_scores_what_served(tmp_path: Path) -> None:
     engine = FakeEngine(play=lambda request, index: Script(tokens=(10, 11, 12)), step_s=0.002)
     load = small_load()
-    record = await run(engine, load, OPTIONS, tmp_path / "versions")
+    record = virtually(run(engine, load, OPTIONS, tmp_path / "versions"))
     assert [pair.key for pair in record.pairs] == [each.pair.key for each in load.feedback]
     assert all(outcome.error is None for outcome in record.outcomes)
     assert all(outcome.output_tokens == 3 for outcome in record.outcomes)
@@ -98,25 +99,27 @@ async def test_run_teaches_publishes_and_scores_what_served(tmp_path: Path) -> N
     assert msgspec.json.decode(msgspec.json.encode(record), type=RunRecord) == record
 
 
-async def test_without_retraining_nothing_is_trained(tmp_path: Path) -> None:
+def test_without_retraining_nothing_is_trained(tmp_path: Path) -> None:
     engine = FakeEngine()
-    record = await run(engine, small_load(), replace(OPTIONS, policy="no_retrain"), tmp_path / "v")
+    record = virtually(
+        run(engine, small_load(), replace(OPTIONS, policy="no_retrain"), tmp_path / "v")
+    )
     assert not engine.steps and not engine.published
     assert {pair.version for pair in record.pairs} == {0}
 
 
-async def test_failure_of_the_learner_ends_the_run(tmp_path: Path) -> None:
+def test_failure_of_the_learner_ends_the_run(tmp_path: Path) -> None:
     def refuse(step: object) -> str | None:
         raise InvalidRequest("too long")
 
     engine = FakeEngine(judge=refuse)
     with pytest.raises(InvalidRequest, match="too long"):
-        await run(engine, small_load(20), OPTIONS, tmp_path / "versions")
+        virtually(run(engine, small_load(20), OPTIONS, tmp_path / "versions"))
 
 
-async def test_unapplied_steps_are_counted_and_not_repeated(tmp_path: Path) -> None:
+def test_unapplied_steps_are_counted_and_not_repeated(tmp_path: Path) -> None:
     engine = FakeEngine(judge=lambda step: "not finite")
-    record = await run(engine, small_load(), OPTIONS, tmp_path / "versions")
+    record = virtually(run(engine, small_load(), OPTIONS, tmp_path / "versions"))
     assert 1 <= record.lessons.not_applied <= 3 and not record.lessons.versions
 
 

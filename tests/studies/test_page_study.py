@@ -23,6 +23,7 @@ from benchmarks.page.__main__ import (
 )
 from benchmarks.page.watching import ITERATIONS, VIEWS, asked, shown
 from fake_engine import FakeEngine
+from patience import until
 from serving import live, make_app
 
 WEB = Path(tandem.__file__).parent / "api" / "web"
@@ -59,10 +60,15 @@ def test_a_view_that_is_refused_fails_the_round() -> None:
         async with asked(url):
             await asyncio.sleep(0.5)
 
+    async def look_in_vain(url: str) -> None:
+        async with asked(url):
+            watching = len(asyncio.all_tasks())
+            await until(lambda: len(asyncio.all_tasks()) < watching)
+
     with live(make_app(FakeEngine())) as url:
         asyncio.run(look(url))
         with pytest.raises(RuntimeError, match="view of the page"):
-            asyncio.run(look(f"{url}/nothing"))
+            asyncio.run(look_in_vain(f"{url}/nothing"))
     assert any(ITERATIONS in view.routes for view in VIEWS)
 
 

@@ -17,6 +17,7 @@ from benchmarks.poison.__main__ import NAMES, key_file, settings_of
 from benchmarks.poison.garbage import GARBAGE, GATE_PROMPTS, plain, questions
 from benchmarks.poison.report import degenerate, page
 from benchmarks.poison.runs import FEEDBACK, KEYS, NEUTRAL, Sizes, bodies, look, planned, tried
+from patience import PATIENCE_S
 from tandem.services.learning.answer_faults import repeats
 
 BASE = Answer("Wolves are animals that live in packs, and they hunt together in the forest.", True)
@@ -173,20 +174,21 @@ async def watched(*script: Learner, patience: Patience) -> tuple[str, list[int]]
 
     watch = Watch(FakeApi(*script), "a", probe, patience)  # type: ignore[arg-type]
     watch.finished.set()
-    found = await asyncio.wait_for(watch.run(), 5.0)
+    found = await asyncio.wait_for(watch.run(), PATIENCE_S)
     return found.ended, probed
 
 
 async def test_a_watch_probes_each_version_once_and_ends_when_nothing_waits() -> None:
-    patience = Patience(quiet_s=9.0, limit_s=9.0, every_s=0.0)
+    patience = Patience(quiet_s=600.0, limit_s=600.0, every_s=0.0)
     busy, first = Learner(0, {"assigned": 4}), Learner(1, {"assigned": 2, "consumed": 2})
     done = Learner(2, {"consumed": 4})
     assert await watched(busy, busy, first, first, done, patience=patience) == ("learned", [1, 2])
 
 
 async def test_a_watch_gives_up_on_samples_that_nobody_takes_but_not_on_those_in_training() -> None:
+    quiet = Patience(quiet_s=0.02, limit_s=600.0, every_s=0.001)
+    assert await watched(Learner(0, {"accepted": 4}), patience=quiet) == ("quiet", [])
     quick = Patience(quiet_s=0.02, limit_s=0.2, every_s=0.001)
-    assert await watched(Learner(0, {"accepted": 4}), patience=quick) == ("quiet", [])
     assert await watched(Learner(0, {"assigned": 4}), patience=quick) == ("limit", [])
 
 
