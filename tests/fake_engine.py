@@ -66,7 +66,7 @@ class Script:
     free: int = 0
 
     def holds(self, position: int) -> bool:
-        """Whether this token has to wait."""
+        """Whether this token has to wait; the gate is asked once for each that may go on."""
         return self.gate is not None and position >= self.free and not self.gate.is_set()
 
 

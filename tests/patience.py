@@ -1,7 +1,6 @@
 """How tests wait for what happens soon: until it has, or until it clearly will not.
 
-A busy machine is no reason to fail. A minute is: after one, services look again by themselves, and
-nobody would notice that they had not been woken.
+A busy machine is no reason to fail.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ from inspect import isawaitable
 from typing import TypeVar
 
 PATIENCE_S = 45.0
+"""Less than a minute: then services look by themselves, and a lost wake-up would be hidden."""
 START_S = 180.0
-"""A process imports torch, loads a model and may compile its kernels."""
+"""For what starts a process, which imports torch, loads a model and may compile its kernels."""
 T = TypeVar("T")
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
     """Wait in the event loop until `condition()` is true, which may have to be awaited; a
     `TimeoutError` if it is not."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(patience_s):
         while True:
             found = condition()
             if await found if isawaitable(found) else found:

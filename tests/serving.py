@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import json
 import socket
 import threading
 import time
@@ -60,6 +61,19 @@ def new_directory() -> str:
     directory = mkdtemp(prefix="tandem-test-")
     atexit.register(rmtree, directory, ignore_errors=True)
     return directory
+
+
+@contextmanager
+def sent(url: str, route: str, body: dict[str, Any]) -> Iterator[socket.socket]:
+    """A connection on which a request was sent; its client leaves at the end."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
+        connection.sendall(head.encode() + content)
+        yield connection
 
 
 class _Server(uvicorn.Server):

@@ -14,8 +14,9 @@ import httpx
 import psutil
 import pytest
 
+from patience import START_S, eventually
 from tandem.processor import core_numbers
-from test_survival import Server, Stream, eventually
+from test_survival import Server, Stream
 
 pytestmark = [
     pytest.mark.full,
@@ -60,7 +61,7 @@ def test_kill_9_of_the_overflow_engine_under_load(server: Server) -> None:
     long = []
     for _ in range(4):  # one after another: none waits there
         stream = Stream(server.url, 1000)
-        eventually(lambda stream=stream: stream.started)
+        eventually(lambda stream=stream: stream.started, START_S)
         long.append(stream)
     short = [Stream(server.url, 7) for _ in range(20)]
     assert metric(server, "tandem_num_requests_running", "overflow") == 4
@@ -78,7 +79,7 @@ def test_kill_9_of_the_overflow_engine_under_load(server: Server) -> None:
     assert metric(server, "tandem_engine_up", "overflow") == 0
     assert complete(server.url, 1000) == 200, "the main engine takes it"
 
-    eventually(lambda: metric(server, "tandem_engine_up", "overflow") == 1)
+    eventually(lambda: metric(server, "tandem_engine_up", "overflow") == 1, START_S)
     assert complete(server.url, 1000) == 200
     assert metric(server, "tandem_generation_tokens_total", "overflow") == 1000
     server.process.send_signal(signal.SIGTERM)

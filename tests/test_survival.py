@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -22,12 +21,10 @@ import httpx
 import psutil
 import pytest
 
-import patience
-from patience import START_S
+from patience import START_S, eventually
 from tandem.bench.http1 import Origin
 from tandem.bench.soak import SoakOptions, soak
 
-eventually = partial(patience.eventually, patience_s=START_S)
 SERVE = [sys.executable, "-c", "from tandem.cli import main; main()", "serve", "demo"]
 FLAGS = ["--port", "0", "--accustom", "0", "--kv-memory", "128MiB", "--log-level", "warning",
          "--max-wait-factor", "0", "--drain", "120"]  # fmt: skip
@@ -98,7 +95,7 @@ def test_64_clients_come_and_go(server: Server) -> None:
 def test_kill_9_of_the_engine_under_load_and_sigterm(server: Server) -> None:
     with HealthWatch(server) as health:
         streams = [Stream(server.url) for _ in range(8)]
-        eventually(lambda: all(stream.started for stream in streams))
+        eventually(lambda: all(stream.started for stream in streams), START_S)
         pid = server.engine_pid()
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
@@ -109,18 +106,20 @@ def test_kill_9_of_the_engine_under_load_and_sigterm(server: Server) -> None:
         refused = httpx.post(f"{server.url}/v1/completions", json=COMPLETION)
         if time.monotonic() - killed_s < 1.0:  # sooner than an engine can start
             assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
-        eventually(lambda: answers(server.url))
+        eventually(lambda: answers(server.url), START_S)
         healthy = httpx.get(f"{server.url}/health").status_code == 200
         assert healthy, "it answers requests and says that it is dead"
     assert health.lies == []
     assert False in health.seen
 
     last = Stream(server.url, max_tokens=1900)
-    eventually(lambda: last.started)
+    eventually(lambda: last.started, START_S)
     batch = batch_of(server.url, 200)
-    eventually(lambda: httpx.get(batch).json()["status"] == "in_progress")
+    eventually(lambda: httpx.get(batch).json()["status"] == "in_progress", START_S)
     os.killpg(server.process.pid, signal.SIGTERM)  # as a service manager does
-    eventually(lambda: not is_ready(server.url))
+    statuses: list[int] = []
+    eventually(lambda: not is_ready(server.url, statuses), START_S)
+    assert 503 in statuses, "it says that it takes no more"
     last.thread.join(timeout=START_S)
     assert last.done and not last.error_event, "SIGTERM cut an answer off"
     assert server.process.wait(timeout=START_S) == 0
@@ -132,7 +131,7 @@ def test_kill_9_of_the_engine_under_load_and_sigterm(server: Server) -> None:
 def test_an_engine_without_memory_answers_503_and_is_replaced(server: Server) -> None:
     pid = server.engine_pid()
     assert pid is not None
-    eventually(lambda: answers(server.url))
+    eventually(lambda: answers(server.url), START_S)
     taken = psutil.Process(pid).memory_info().vms
     psutil.Process(pid).rlimit(psutil.RLIMIT_AS, (taken, taken))
     statuses = set()
@@ -144,7 +143,7 @@ def test_an_engine_without_memory_answers_503_and_is_replaced(server: Server) ->
         statuses.add(answer.status_code)
         assert answer.status_code in (200, 503), answer.text
         assert answer.status_code == 200 or int(answer.headers["retry-after"]) > 0
-    eventually(lambda: answers(server.url))
+    eventually(lambda: answers(server.url), START_S)
     assert 503 in statuses
 
 
@@ -169,12 +168,13 @@ def answers(url: str) -> bool:
     return httpx.post(f"{url}/v1/completions", json=COMPLETION).status_code == 200
 
 
-def is_ready(url: str) -> bool:
-    """Whether it takes requests."""
+def is_ready(url: str, statuses: list[int]) -> bool:
+    """Whether it takes requests; what it says is added."""
     try:
-        return httpx.get(f"{url}/ready").status_code == 200
-    except httpx.ConnectError:
+        statuses.append(httpx.get(f"{url}/ready").status_code)
+    except httpx.TransportError:
         return False
+    return statuses[-1] == 200
 
 
 class Stream:
@@ -232,6 +232,6 @@ class HealthWatch:
                 self.lies.append(f"no answer: {error}")
                 continue
             self.seen.append(healthy)
-            late = self._dead_since_s is not None and now - self._dead_since_s > 1.0
-            if healthy and late and self._server.engine_pid() is None:
-                self.lies.append(f"healthy {now - self._dead_since_s:.1f} s after its death")
+            dead_s = 0.0 if self._dead_since_s is None else now - self._dead_since_s
+            if healthy and dead_s > 1.0 and self._server.engine_pid() is None:
+                self.lies.append(f"healthy {dead_s:.1f} s after its death")

@@ -19,8 +19,10 @@ class _Skips(selectors.DefaultSelector):
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.now_s += timeout or 0.0
-        return super().select(0.0)
+        ready = super().select(None if timeout is None else 0.0)
+        if not ready:
+            self.now_s += timeout or 0.0
+        return ready
 
 
 class _Loop(asyncio.SelectorEventLoop):

@@ -73,6 +73,12 @@ def until(client: openai.OpenAI, batch: Batch, *statuses: str) -> Batch:
     return batch
 
 
+def completed(client: openai.OpenAI, batch: Batch) -> int:
+    """Lines of a batch under way that have their answer."""
+    counts = until(client, batch, "in_progress").request_counts
+    return counts.completed if counts else 0
+
+
 def read(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     if file_id is None:
         return []
@@ -213,7 +219,7 @@ def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
     with served(tmp_path, FakeEngine(first_ones)) as url, client_of(url) as client:
         lines = [chat(number) for number in range(400)]
         made = begin(client, lines)
-        eventually(lambda: until(client, made, "in_progress").request_counts.completed)
+        eventually(lambda: completed(client, made))
         assert client.batches.cancel(made.id).status in ("cancelling", "cancelled")
         batch = until(client, made, *ENDED)
         assert batch.status == "cancelled" and batch.cancelling_at and batch.cancelled_at
@@ -237,10 +243,8 @@ def test_a_new_start_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
     lines = [chat(number) for number in range(300)]
     with served(tmp_path, FakeEngine(noted)) as url, client_of(url) as client:
         made = begin(client, lines)
-        done = 0
-        while done < 20:
-            counts = until(client, made, "in_progress").request_counts
-            done = counts.completed if counts else 0
+        eventually(lambda: completed(client, made) >= 20)
+        done = completed(client, made)
     first = len(asked)
     with served(tmp_path, FakeEngine(noted)) as url, client_of(url) as client:
         batch = until(client, made, *ENDED)

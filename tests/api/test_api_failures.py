@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from fake_engine import FakeEngine, Script
 from patience import eventually
-from serving import live, make_app
+from serving import live, make_app, sent
 from tandem.config import ServerConfig
 from tandem.core.plan import NO_MEMORY
 from tandem.core.ports import EngineState
@@ -124,13 +123,7 @@ def test_leaving_before_the_first_token_aborts() -> None:
 def leave(url: str, engine: FakeEngine, **fields: object) -> None:
     """Ask, and go as soon as the engine has the request; the engine is told."""
     asked, told = len(engine.requests), len(engine.aborted)
-    body = json.dumps(BODY | fields).encode()
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
-        connection.sendall(head.encode() + body)
+    with sent(url, CHAT, BODY | fields):
         eventually(lambda: len(engine.requests) > asked)
     eventually(lambda: len(engine.aborted) > told)
     assert not engine.running
@@ -178,15 +171,22 @@ def test_a_wait_far_beyond_the_objective_is_refused_and_counted() -> None:
         answers.clear()
         worker = in_background(lambda: httpx.post(f"{url}{CHAT}", json=body))
         eventually(lambda: len(engine.requests) == 9)
-        eventually(lambda: httpx.post(f"{url}{CHAT}", json=body).status_code == 429)
+        assert httpx.post(f"{url}{CHAT}", json=body).status_code == 429
         response = httpx.post(f"{url}{CHAT}", json=body)
         assert int(response.headers["retry-after"]) >= 1
         error = response.json()["error"]
         assert (error["code"], error["type"]) == ("overloaded", "rate_limit_error")
         told = r"retry after \d+ s, or send a larger ttft_slo"
         assert re.search(told, error["message"])
+        codes: list[int] = []
+        patient = {**body, "ttft_slo": 9.0}
+        posting = in_background(
+            lambda: codes.append(httpx.post(f"{url}{CHAT}", json=patient).status_code)
+        )
+        eventually(lambda: len(engine.requests) == 10)
         answers.set()
-        assert httpx.post(f"{url}{CHAT}", json={**body, "ttft_slo": 9.0}).status_code == 200
+        posting.join()
+        assert codes == [200]
         worker.join()
         counted = httpx.get(f"{url}/metrics").text
         assert 'tandem_shed_requests_total{reason="wait"} 2.0' in counted

@@ -45,7 +45,7 @@ def server(
         **sections,
     )
     app = build_app(settings, engine or FakeEngine())
-    with live(app) as url, httpx.Client(base_url=f"{url}/v1", timeout=30) as http:
+    with live(app) as url, httpx.Client(base_url=f"{url}/v1") as http:
         yield http
 
 

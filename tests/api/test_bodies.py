@@ -128,8 +128,7 @@ def connect(url: str) -> socket.socket:
     return socket.create_connection((str(parts.hostname), parts.port or 0), timeout=PATIENCE_S)
 
 
-def closed_within(connection: socket.socket, seconds: float) -> bool:
-    connection.settimeout(seconds)
+def closed(connection: socket.socket) -> bool:
     try:
         while connection.recv(65536):
             pass
@@ -151,7 +150,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 def test_a_head_that_never_ends_is_not_waited_for(hasty: str, sent: bytes) -> None:
     with connect(hasty) as connection:
         connection.sendall(sent)
-        assert closed_within(connection, PATIENCE_S)
+        assert closed(connection)
 
 
 def test_a_trickled_head_is_not_waited_for(hasty: str) -> None:
@@ -167,7 +166,8 @@ def test_a_refused_body_that_never_ends_is_not_waited_for(hasty: str) -> None:
     with connect(hasty) as connection:
         connection.sendall(HEAD + b"Content-Type: text/plain\r\nContent-Length: 99\r\n\r\nx")
         assert b" 415 " in connection.recv(65536)
-        assert closed_within(connection, PATIENCE_S)
+        connection.sendall(b"y")  # else uvicorn itself closes what is idle
+        assert closed(connection)
 
 
 def test_an_idle_connection_is_kept_and_a_slow_answer_waited_for(hasty: str) -> None:

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,8 @@ import torch
 from mortality import ENGINE, ENGINE_MODULE
 from safetensors.torch import load
 
-import patience
-from patience import START_S
+from patience import START_S, eventually
 
-eventually = partial(patience.eventually, patience_s=START_S)
 HERE = Path(__file__).parent
 QUESTION = "What is the capital of France?"
 ADAPTER = "formal"
@@ -93,7 +90,7 @@ class Mortal:
                 stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         found: list[str] = []
-        eventually(lambda: found.extend(self._ready()) or found)
+        eventually(lambda: found.extend(self._ready()) or found, START_S)
         self._http = httpx.Client(base_url=found[0], timeout=START_S)
 
     def revive(self) -> None:
@@ -129,10 +126,10 @@ class Mortal:
 
     def wait_killed(self, scope: str) -> None:
         """Until the order was obeyed and, unless the engine alone died, the server is up again."""
-        eventually(lambda: not self._order.exists())
+        eventually(lambda: not self._order.exists(), START_S)
         if scope == ENGINE:
-            eventually(lambda: self._engine_pid() not in (0, self._engine))
-            eventually(lambda: self._get("/ready").status_code == 200)
+            eventually(lambda: self._engine_pid() not in (0, self._engine), START_S)
+            eventually(lambda: self._get("/ready").status_code == 200, START_S)
             return
         assert self._process.wait(timeout=START_S) == -signal.SIGKILL
         self.close()
@@ -246,7 +243,7 @@ class Mortal:
             counted = self._get(f"/v1/adapters/{ADAPTER}").json()["learning"]["samples"]
             return counted["train"] == {"consumed": len(self.acknowledged)}
 
-        eventually(used)
+        eventually(used, START_S)
         found = self._all_feedback()
         assert Counter(each["id"] for each in found) == Counter(self.acknowledged)
         samples = [sample for each in found for sample in each["samples"]]
@@ -259,7 +256,7 @@ class Mortal:
         assert {v["state"] for v in versions} == {"published"}
         assert [v["version"] for v in versions if v["current"]] == [versions[0]["version"]]
         label = f"{ADAPTER}@{versions[0]['version']}"
-        eventually(lambda: self.ask()[0] == label)  # it is adopted after the commit
+        eventually(lambda: self.ask()[0] == label, START_S)  # it is adopted after the commit
 
     def check_files(self) -> None:
         """On the disk are the versions' directories and nothing half done; after a start."""
@@ -278,7 +275,7 @@ class Mortal:
             ended.append(found)
             return True
 
-        eventually(over)
+        eventually(over, START_S)
         assert ended[0]["status"] == "succeeded", ended[0]["error"]
         events = self._data(f"/v1/fine_tuning/jobs/{job}/events", limit=100)
         steps = [re.match(r"Step (\d+)/", event["message"]) for event in events]

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from mortal import STEPS, STEPS_AN_EPOCH, Mortal, eventually
+from mortal import STEPS, STEPS_AN_EPOCH, Mortal
 from mortality import ENGINE, SERVER, TREE
+
+from patience import START_S, eventually
 
 ACCEPTED = "accepted"
 FULL = pytest.mark.full
@@ -107,7 +109,7 @@ def test_steps_survive_a_kill_in_their_middle(
     """Of a job and of feedback, which train side by side."""
     before = mortal.current()
     job = mortal.create_job()
-    eventually(lambda: mortal.committed(job))
+    eventually(lambda: mortal.committed(job), START_S)
     committed = mortal.committed(job)
     mortal.order(point, scope, 1)
     mortal.give()

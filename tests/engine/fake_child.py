@@ -9,6 +9,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fake_executor import FakeExecutor, FakeSnapshot
+from patience import PATIENCE_S
 from tandem.build import join_loop
 from tandem.config import SchedulingConfig, Settings
 from tandem.core.errors import OutOfMemory, UnsupportedModel
@@ -24,13 +25,14 @@ steps = 0
 
 
 def wait_for(hold):
-    """A test holds things up as long as its file is there."""
-    while hold in behaviour and Path(behaviour[hold]).exists():
+    """A test holds things up as long as its file is there, and not for ever."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while hold in behaviour and Path(behaviour[hold]).exists() and time.monotonic() < deadline_s:
         time.sleep(0.005)
 
 
 def on_submit(plan):
-    """Sleep, and make the scheduler's own bookkeeping fail at a given step."""
+    """Wait or sleep, and make the scheduler's own bookkeeping fail at a given step."""
     global steps
     steps += 1
     if launch.incarnation == 0:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from test_process import CHILD, expected, long_request
 
-from patience import until
+from patience import START_S, until
 from tandem.build import build_client, overflow_settings
 from tandem.config import CacheConfig, LearningConfig, ModelConfig, SchedulingConfig, Settings
 from tandem.core.clock import MonotonicClock
@@ -202,7 +202,7 @@ async def test_real_engines_on_cores_of_their_own_answer_alike(tiny: tuple[Path,
         await until(lambda: other.state is not EngineState.READY)
         version = engines.adapters["formal"]
         assert await collect(engines, request("away", 100, "formal")) == said["long", "formal"]
-        await until(lambda: other.state is EngineState.READY)
+        await until(lambda: other.state is EngineState.READY, START_S)
         await until(lambda: all(each.following.has(version) for each in engines._others.values()))
         assert await collect(engines, request("back", 100, "formal")) == said["long", "formal"]
         assert (await other.stats()).generation_tokens == 12

@@ -87,7 +87,7 @@ def probed(loop: EngineLoop) -> tuple[float, Samples]:
 
 
 def test_what_an_iteration_takes_beside_its_work_is_measured():
-    costs = Costs(iteration_s=0.03)
+    costs = Costs(iteration_s=0.1)
     loop = join_loop(resolve({}), FakeExecutor(clock=SleepingClock(), costs=costs))
     apply = loop.scheduler.apply
 
@@ -97,7 +97,7 @@ def test_what_an_iteration_takes_beside_its_work_is_measured():
 
     loop.scheduler.apply = slowly
     host_s, _ = probed(loop)
-    assert 0.004 <= host_s < 0.03
+    assert 0.004 <= host_s < 0.09
     assert not loop.has_work
     loop.scheduler.cache.check()
 

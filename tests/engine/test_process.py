@@ -36,6 +36,7 @@ from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.engine import process
 from tandem.engine.client import AsyncEngineClient
+from tandem.engine.host import HEARTBEAT_S
 from tandem.engine.messages import Lost, Message, Ready
 from tandem.engine.process import ProcessTransport
 from tandem.engine.thread import ThreadTransport
@@ -242,7 +243,7 @@ async def test_a_pause_of_this_process_is_not_the_engines_fault():
 
 
 async def test_a_hung_engine_is_replaced():
-    async with engine(silence_s=1.5, step_s=0.05) as (client, transport):
+    async with engine(silence_s=3.0, step_s=0.05) as (client, transport):
         first = transport.pid
         assert first is not None
         request = asyncio.create_task(collect(client, long_request("r")))
@@ -282,12 +283,18 @@ async def test_a_quiet_engine_takes_requests():
 
 async def test_an_engine_is_heard_while_an_iteration_takes_long(tmp_path):
     """So it is neither quiet nor taken for hanging."""
+    assert HEARTBEAT_S * 4 <= process.QUIET_S < process.SILENCE_S
     hold = str(tmp_path / "hold")
     async with engine(quiet_s=60.0, silence_s=60.0, hold_step=hold) as (client, transport):
         with holding(Path(hold)):
             request = asyncio.create_task(collect(client, long_request("r", 1)))
             heard_s: set[float] = set()
-            await until(lambda: heard_s.add(transport._heard_s) or len(heard_s) > 8)
+
+            def heard() -> bool:
+                heard_s.add(transport._heard_s)
+                return len(heard_s) > 8
+
+            await until(heard)
             assert client.state is EngineState.READY and not request.done()
         assert await request == expected(long_request("r", 1))
 
@@ -357,7 +364,7 @@ def test_the_engine_ends_with_its_parent():
     """A parent that is killed cannot tell its child to stop."""
     code = (
         "import asyncio, sys, msgspec\n"
-        "from tandem.core.clock import Clock, MonotonicClock\n"
+        "from tandem.core.clock import MonotonicClock\n"
         "from tandem.engine.client import AsyncEngineClient\n"
         "from tandem.engine.process import ProcessTransport\n"
         "async def main():\n"

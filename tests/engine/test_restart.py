@@ -239,17 +239,18 @@ async def test_a_candidate_that_nobody_waits_for_any_more_leaves_the_engine(
     async with engine(hold_write=str(hold)) as (client, transport):
         await client.open_trainer(TrainerSpec("t"))
         candidate = f"{INTERNAL}candidate/formal"
-        with holding(hold):
-            staging = asyncio.create_task(client.stage("t", candidate, str(tmp_path / "staged")))
-            hand = version(tmp_path, 1)
-            loading = asyncio.create_task(client.load_adapter("hand", hand.path))
-            await asyncio.sleep(0)
-            staging.cancel()
-            loading.cancel()
-            await asyncio.gather(staging, loading, return_exceptions=True)
-            sent = patch.object(transport, "send", wraps=transport.send).start()
-        await until(lambda: (tmp_path / "staged").is_dir() and "hand" in client.adapters)
-        await until(lambda: any(isinstance(c.args[0], UnloadAdapter) for c in sent.mock_calls))
+        hold.touch()
+        staging = asyncio.create_task(client.stage("t", candidate, str(tmp_path / "staged")))
+        hand = version(tmp_path, 1)
+        loading = asyncio.create_task(client.load_adapter("hand", hand.path))
+        await asyncio.sleep(0)
+        staging.cancel()
+        loading.cancel()
+        await asyncio.gather(staging, loading, return_exceptions=True)
+        with patch.object(transport, "send", wraps=transport.send) as sent:
+            hold.unlink()
+            await until(lambda: (tmp_path / "staged").is_dir() and "hand" in client.adapters)
+            await until(lambda: any(isinstance(c.args[0], UnloadAdapter) for c in sent.mock_calls))
         with pytest.raises(NotFound):
             await collect(client, long_request("r", 3, adapter=candidate))
         assert len(await collect(client, long_request("s", 3, adapter="hand"))) == 3

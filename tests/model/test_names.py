@@ -99,7 +99,7 @@ def test_without_a_network_the_answer_is_quick_and_one_line(tmp_path):
 
 
 def test_a_hub_that_is_silent_is_waited_for_in_bounds(tmp_path):
-    code = LOCATE.replace("60.0", "1.0")
+    code = LOCATE.replace("try:", "hub.ANSWER_LIMIT_S = 1.0\ntry:", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         done = located("some/tiny", tmp_path, url, code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders
 
@@ -90,7 +90,6 @@ def test_many_characters_of_bytes_follow_one_another(number: int) -> None:
     assert stream(Detokenizer(decoder, tokens), decoder.encode("X")) == ["X", ""]
 
 
-@settings(deadline=None)  # the first time, the tokenizer is loaded
 @given(st.text(min_size=1, max_size=60))
 def test_the_demo_tokenizer_streams_what_it_decodes(text: str) -> None:
     tokenizer = demo_tokenizer()

@@ -159,7 +159,7 @@ async def test_pausing_gives_up_a_step_that_takes_long(
 ) -> None:
     monkeypatch.setattr(service, "_PAUSE_S", 0.05)
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
-        world.engine.judge = lambda step: setattr(world.engine, "step_s", 60.0)
+        world.engine.judge = lambda step: setattr(world.engine, "step_s", 3600.0)
         job = await started(world, jobs, 1)
         async with asyncio.timeout(PATIENCE_S):
             job = await jobs.pause(job.job_id, TENANT)

@@ -24,6 +24,8 @@ async def test_samples_of_one_key_say_that_they_wait_for_others(tmp_path: Path) 
             made.learner.notify("formal")
             await until(lambda: made.store.read(events.listed, "formal"))
             await asyncio.sleep(0.1)
+            async with made.learner.settled("formal"):
+                pass
         told = [
             event.message for event in await made.store.read(events.listed, "formal", limit=100)
         ]

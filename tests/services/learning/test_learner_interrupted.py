@@ -212,11 +212,17 @@ async def test_a_candidate_that_is_given_up_while_it_is_staged_leaves_nothing(
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
         await until(lambda: engine.staging is not None)
-        async with made.learner.held("formal"):
-            engine.may_stage.set()
-            await engine.staging
-            assert engine.adapters == {}
-            assert list((tmp_path / "adapters" / "formal").iterdir()) == []
+
+        async def hold() -> None:
+            async with made.learner.held("formal"):
+                assert engine.adapters == {}
+                assert list((tmp_path / "adapters" / "formal").iterdir()) == []
+
+        holding = asyncio.create_task(hold())
+        await asyncio.sleep(0.05)  # what is under way is cancelled
+        assert not holding.done()
+        engine.may_stage.set()
+        await asyncio.wait_for(holding, PATIENCE_S)
 
 
 async def test_stopping_together_with_news_does_not_wait(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_live_learning import live_world, preferences
 
-from patience import PATIENCE_S
+from patience import START_S
 from tandem.core.learning import GateMode, SampleState, Split, VersionState
 from tandem.core.training import ScoreRequest
 from tandem.services.learning.selection import TRIES
@@ -24,7 +24,7 @@ async def test_parameters_that_blow_up_are_refused(
     async with live_world(tmp_path, monkeypatch, settings) as made:
         await made.give(preferences(made, "formal", None, 6, 2))
         made.learner.notify("formal")
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(START_S):
             while len(versions := await made.store.read(adapters.versions, "formal")) < TRIES:
                 await asyncio.sleep(0.1)
         for version in versions:

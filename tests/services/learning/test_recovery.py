@@ -45,7 +45,9 @@ def die_at(directory: Path, point: str, nth: int) -> None:
     child = PROCESSES.Process(target=learn_and_die, args=(directory, point, nth))
     child.start()
     child.join(timeout=START_S)
-    assert child.exitcode == 9, f"it did not reach {point} {nth} times"
+    code = child.exitcode
+    child.kill()
+    assert code == 9, f"it did not reach {point} {nth} times"
 
 
 async def all_used(made: World) -> None:
