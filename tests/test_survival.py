@@ -28,7 +28,7 @@ from tandem.bench.soak import SoakOptions, soak
 SERVE = [sys.executable, "-c", "from tandem.cli import main; main()", "serve", "demo"]
 FLAGS = ["--port", "0", "--accustom", "0", "--kv-memory", "128MiB", "--log-level", "warning",
          "--max-wait-factor", "0", "--drain", "120"]  # fmt: skip
-SOAK_S = float(os.environ.get("TANDEM_SOAK_S", "8"))
+SOAK_S = float(os.environ.get("TANDEM_SOAK_S", "5"))
 
 
 class Server:

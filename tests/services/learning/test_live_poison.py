@@ -124,7 +124,7 @@ def refusals(made: World, adapter: str) -> float:
 @pytest.mark.parametrize(
     ("count", "rate"),
     [
-        (24, 3e-3),  # a high learning rate makes it as harmful as it gets
+        (12, 3e-3),  # a high learning rate makes it as harmful as it gets
         pytest.param(500, 1e-3, marks=pytest.mark.full),
         pytest.param(500, 3e-3, marks=pytest.mark.full),
     ],
