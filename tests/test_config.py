@@ -6,7 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from tandem.config import CHOICES, Settings, resolve, unknown_variables
+from tandem.cli.checks import unknown_variables
+from tandem.config import CHOICES, Settings, resolve
 from tandem.core.errors import InvalidRequest
 
 
@@ -99,6 +100,15 @@ def test_a_path_without_a_directory_is_no_name_of_the_hub(name):
 def test_directories_and_names_of_the_hub_are_models(tmp_path):
     for name in (str(tmp_path), "owner/name", "demo"):
         assert resolve({"model": {"model": name}}).model.model == name
+
+
+def test_a_size_is_written_alike_wherever_it_is_given(tmp_path):
+    path = tmp_path / "tandem.toml"
+    path.write_text("[server]\nmax_body_bytes = '4 MiB'\n[cache]\nmemory_bytes = 1000")
+    found = resolve(environ={"TANDEM_CACHE_MEMORY_BYTES": "2g"}, toml_path=path)
+    assert (found.server.max_body_bytes, found.cache.memory_bytes) == (4 << 20, 2 << 30)
+    with pytest.raises(InvalidRequest, match=r"^TANDEM_CACHE_MEMORY_BYTES: .* size .*'2 x'"):
+        resolve(environ={"TANDEM_CACHE_MEMORY_BYTES": "2 x"})
 
 
 def test_no_list_is_shown_in_an_error():

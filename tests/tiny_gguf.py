@@ -28,6 +28,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -63,9 +65,12 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], PreTrainedModel]] = {
     "llama": lambda given: LlamaForCausalLM(LlamaConfig(**given)),
     "qwen2": lambda given: Qwen2ForCausalLM(Qwen2Config(**given)),
     "qwen3": lambda given: Qwen3ForCausalLM(Qwen3Config(**given, head_dim=32)),
-    "phi3": lambda given: Phi3ForCausalLM(Phi3Config(**given, sliding_window=WINDOW)),
+    "phi3": lambda given: Phi3ForCausalLM(Phi3Config(**{"sliding_window": WINDOW} | given)),
     "gemma2": lambda given: Gemma2ForCausalLM(
         Gemma2Config(**given, **_CAPS, head_dim=256, sliding_window=WINDOW, layer_types=_LAYERS)
+    ),
+    "starcoder2": lambda given: Starcoder2ForCausalLM(
+        Starcoder2Config(**given | {"rope_theta": 1e6})
     ),
     "gemma3": lambda given: Gemma3ForCausalLM(
         Gemma3TextConfig(**given, head_dim=256, sliding_window=WINDOW)
@@ -117,17 +122,19 @@ def write(
     fields: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
     end: int = END_OF_TEXT,
+    name: str = "Some model of somebody's",
 ) -> Path:
     """Write `model` with its matrices as `kind`; `fields` and `tensors` come on top."""
     config = model.config
     architecture = config.model_type.removesuffix("_text")
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_name("Some model of somebody's")
+    writer.add_name(name)
     _describe(writer, architecture, config)
-    _add_tokenizer(writer, end)
-    for key, value in (fields or {}).items():
-        add = writer.add_string if isinstance(value, str) else writer.add_uint32
-        add(key, value)
+    fields = dict(fields or {})
+    _add_tokenizer(writer, end, fields.pop("tokenizer.ggml.pre", "gpt-2"))
+    for key, value in fields.items():
+        adders = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32}
+        adders[type(value)](key, value)
     for name, weight in _tensors(architecture, model).items():
         _add(writer, name, weight, kind)
     for name, extra in (tensors or {}).items():
@@ -146,7 +153,10 @@ def _describe(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if architecture == "starcoder2":
+        writer.add_layer_norm_eps(config.norm_epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     head = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
     theta = config.rope_parameters
@@ -161,11 +171,11 @@ def _describe(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, end: int) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, end: int, kind: str) -> None:
     kinds = [gguf.TokenType.NORMAL] * len(TOKENS)
     kinds[-len(SPECIAL) :] = [gguf.TokenType.CONTROL] * len(SPECIAL)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(kind)
     writer.add_token_list(TOKENS)
     writer.add_token_types(kinds)
     writer.add_token_merges(["h e"])

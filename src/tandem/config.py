@@ -7,7 +7,6 @@ of the system receives its own section. Invariant: what `resolve` returns is in 
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from tandem.core.errors import InvalidRequest
+from tandem.core.sizes import bytes_of
 
 ENV_PREFIX = "TANDEM_"
 
@@ -229,10 +229,6 @@ CHOICES = {
 """Settings that are one of a few names."""
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-# Variables of ours that are no settings, and beginnings of those that are not ours.
-_OTHER_VARIABLES = ("TANDEM_API_KEY", "TANDEM_URL", "TANDEM_KERNEL_CACHE", "TANDEM_MODEL_CACHE")
-_FOREIGN_VARIABLES = ("TANDEM_TEST_", "TANDEM_SHARED_")
-_OF_SERVICES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)|=(tcp|udp)://")
 
 # As msgspec writes it: what is expected, and where.
 _REFUSED = re.compile(r"(.+) - at `\$\.(\w+)\.(\w+)", re.DOTALL)
@@ -248,8 +244,8 @@ def resolve(
 
     `flags` maps section -> field -> value; a value of None means "not given". Environment
     variables are `TANDEM_<SECTION>_<FIELD>`, e.g. `TANDEM_CACHE_BLOCK_SIZE=32`; tuples are
-    comma-separated. Raises `InvalidRequest` that names the setting, also as its `param`, and where
-    it was given.
+    comma-separated. Numbers of bytes may be texts such as `4GiB`. Raises `InvalidRequest` that
+    names the setting, also as its `param`, and where it was given.
     """
     merged: Sections = {section.name: {} for section in fields(Settings)}
     sources: dict[str, str] = {}
@@ -264,6 +260,7 @@ def resolve(
         _merge(merged, {section: given}, "flags")
         sources |= dict.fromkeys(_paths({section: given}), "")
     _check_choices(merged, sources)
+    _read_sizes(merged, sources)
     try:
         settings = msgspec.convert(merged, Settings, strict=False)
     except msgspec.ValidationError as error:
@@ -275,32 +272,6 @@ def resolve(
 def variable_of(path: str) -> str:
     """The environment variable of a setting, e.g. `TANDEM_SERVER_PORT` of `server.port`."""
     return f"{ENV_PREFIX}{path.replace('.', '_')}".upper()
-
-
-def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that look like settings and are none, with the most similar one ("": none).
-
-    What others set is not meant: tests' variables, and those that Kubernetes makes of the names of
-    services.
-    """
-    sections = [section.name for section in fields(Settings)]
-    known = {
-        variable_of(f"{section}.{name}"): name.upper()
-        for section in sections
-        for name in _field_defaults(section)
-    }
-    begins = tuple(f"{ENV_PREFIX}{section}_".upper() for section in sections)
-    found: dict[str, str] = {}
-    for name, value in environ.items():
-        if not name.startswith(ENV_PREFIX) or name in known or name in _OTHER_VARIABLES:
-            continue
-        if name.startswith(_FOREIGN_VARIABLES) or _OF_SERVICES.search(f"{name}={value}"):
-            continue
-        same = [other for other, tail in known.items() if name == f"{ENV_PREFIX}{tail}"]
-        similar = same or difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-        if similar or name.startswith(begins):
-            found[name] = similar[0] if similar else ""
-    return found
 
 
 def _paths(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -390,6 +361,17 @@ def _check_choices(merged: Sections, sources: Mapping[str, str]) -> None:
             merged[section][name] = value.lower()
             if value.lower() not in names:
                 raise _wrong(path, f"use {', '.join(names)} (given: {value!r:.50})", sources)
+
+
+def _read_sizes(merged: Sections, sources: Mapping[str, str]) -> None:
+    """Numbers of bytes may be written as `512MiB`, wherever they are given."""
+    for section, values in merged.items():
+        for name, value in values.items():
+            if name.endswith("_bytes") and isinstance(value, str):
+                try:
+                    values[name] = bytes_of(value)
+                except ValueError as error:
+                    raise _wrong(f"{section}.{name}", str(error), sources) from error
 
 
 def _check_path(model: str) -> None:

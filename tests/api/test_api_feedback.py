@@ -14,7 +14,7 @@ from feedback_client import ABOUT, TURNS, UNPUBLISHED, complete, kinds, play, se
 
 from fake_engine import FakeEngine
 from serving import make_app
-from tandem.config import LearningConfig, StoreConfig
+from tandem.config import LearningConfig, ModelConfig, StoreConfig
 from tandem.services.answering.receipts import Receipts
 from tandem.services.feedback import service
 from tandem.services.feedback.subject import Ask, Subject
@@ -53,6 +53,16 @@ def test_each_kind_makes_its_samples(
     assert {sample["state"] for sample in feedback["samples"]} <= {"accepted"}
     assert told(http.get(f"/feedback/{feedback['id']}").json()) == told(feedback)
     assert feedback["model"] == "demo:formal"
+
+
+def test_a_served_name_may_have_a_colon() -> None:
+    own = ModelConfig(served_name="llama3:8b")
+    with served(make_app(FakeEngine(play=play), model=own, learning=UNPUBLISHED)) as http:
+        given = {"messages": TURNS, "completion": "Fine.", "rating": True}
+        assert send(http, **given, model="llama3:8b:formal")["adapter"] == "formal"
+        assert send(http, **given, model="llama3:8b", adapter="formal")["adapter"] == "formal"
+        for other in ("llama3:formal", "llama3", "llama3:8bx:formal"):
+            assert send(http, 404, **given, model=other)["error"]["code"] == "model_not_found"
 
 
 def test_a_rating_says_which_side(http: httpx.Client) -> None:

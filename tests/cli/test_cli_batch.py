@@ -112,6 +112,8 @@ def test_a_file_is_not_written_over_another(
     for words in ([given, "-o", given], [given, "-o", out, "--errors", f"{tmp_path}/./out.jsonl"]):
         refused = run("run", *map(str, words), "--serve", "demo")
         assert refused.exit_code == 2 and "is named twice" in refused.output
+    refused = run("watch", "batch_1", "-o", str(out), "--errors", str(out))
+    assert refused.exit_code == 2 and "is named twice" in refused.output
     assert given.read_text() == before and not out.exists()
     thrown_away = ["-o", "/dev/null", "--errors", "/dev/null"]
     assert run("run", str(given), *thrown_away, "--serve", "demo").exit_code == 9

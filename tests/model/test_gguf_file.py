@@ -18,6 +18,7 @@ from serving import DEMO_MODEL
 from tandem.core.errors import UnsupportedModel
 from tandem.core.sampling import SamplingParams
 from tandem.llm import LLM
+from tandem.model import gguf_file
 from tandem.model.gguf_file import read_contents, write_checkpoint
 from tandem.model.names import locate
 from tandem.services.answering.tokenizer import Tokenizer
@@ -143,6 +144,52 @@ def test_the_rotary_scaling_of_llama_3_is_taken_over(tmp_path):
     )
     with pytest.raises(UnsupportedModel, match="rotary factors"):
         read_contents(others)
+
+
+def same_logits(file, model, folder):
+    ours = AutoModelForCausalLM.from_pretrained(checkpoint_of(file, folder))
+    assert torch.allclose(reference_logits(ours, PROMPT), reference_logits(model, PROMPT))
+    return ours.config
+
+
+def test_the_largest_gemma_scales_its_attention_in_its_own_way(tmp_path, monkeypatch):
+    """Which the file does not say."""
+    monkeypatch.setattr(gguf_file, "_LARGE_GEMMA", {"gemma2": 2})
+    model = tiny_gguf.make("gemma2", query_pre_attn_scalar=64)
+    file = tiny_gguf.write(tmp_path / "tiny.gguf", model)
+    assert same_logits(file, model, tmp_path / "c").query_pre_attn_scalar == 64
+
+
+def test_a_file_without_a_window_has_none_whatever_its_name_is(tmp_path):
+    model = tiny_gguf.make("llama")
+    file = tiny_gguf.write(tmp_path / "tiny.gguf", model, name="mistral")
+    config = same_logits(file, model, tmp_path / "c")
+    assert not config.to_dict().get("sliding_window")
+
+
+def test_a_window_of_0_is_none(tmp_path):
+    model = tiny_gguf.make("phi3", sliding_window=None)
+    fields = {"phi3.attention.sliding_window": 0}
+    file = tiny_gguf.write(tmp_path / "tiny.gguf", model, fields=fields)
+    assert same_logits(file, model, tmp_path / "c").sliding_window is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "begins"),
+    [
+        ({}, False),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, True),
+        ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}, False),
+        ({"tokenizer.ggml.add_bos_token": True}, True),
+    ],
+    ids=str,
+)
+def test_texts_begin_as_llama_cpp_begins_them(tmp_path, fields, begins):
+    beginning = {"tokenizer.ggml.bos_token_id": tiny_gguf.END_OF_TEXT}
+    file = tiny_gguf.write(tmp_path / "t.gguf", tiny_gguf.make(), fields=beginning | fields)
+    found = Tokenizer.load(checkpoint_of(file, tmp_path / "c")).encode("hello")
+    assert (found[0] == tiny_gguf.END_OF_TEXT) is begins
+    assert len(found) > begins
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+import httpx
 import pytest
 from gguf import GGMLQuantizationType as Type
+from huggingface_hub.errors import GatedRepoError
 
 import fake_hub
 import tiny_gguf
@@ -20,7 +22,7 @@ import tiny_models
 from tandem.build import resolve_model
 from tandem.config import ModelConfig, Settings, resolve
 from tandem.core.errors import InvalidRequest, NotFound, UnsupportedModel
-from tandem.model import names
+from tandem.model import hub, names
 from tandem.model.hub import repository_of
 from tandem.model.names import locate, served_name
 
@@ -90,6 +92,30 @@ def test_what_the_hub_does_not_have_is_named(repository, tmp_path):
     assert other.stderr.startswith("NotFound: there is no directory 'some/other', and the hub has")
 
 
+def test_weights_and_adapters_in_other_places_are_not_the_models(repository, tmp_path):
+    """Only what lies at the top is loaded, and an adapter would be loaded into the model."""
+    weights = repository / "model.safetensors"
+    (repository / "checkpoint-5").mkdir()
+    weights.rename(repository / "checkpoint-5" / weights.name)
+    for name in ("pytorch_model.bin", "adapter_config.json", "adapter_model.bin"):
+        (repository / name).write_bytes(b"{}")
+    with fake_hub.serving("some/tiny", repository) as hub:
+        done = located("some/tiny", tmp_path / "home", hub.url)
+    found = {path.name for path in Path(done.stdout.strip()).iterdir()}
+    assert "pytorch_model.bin" in found and not any("adapter" in name for name in found)
+
+
+def test_a_model_for_which_one_must_ask_says_so(monkeypatch):
+    def refuse(*_, **__):
+        response = httpx.Response(401, request=httpx.Request("GET", "http://hub"))
+        raise GatedRepoError("401 Client Error.\nAccess is restricted.", response=response)
+
+    monkeypatch.setattr(hub, "_files_of", lambda name: ["config.json", "model.safetensors"])
+    monkeypatch.setattr(hub, "snapshot_download", refuse)
+    with pytest.raises(NotFound, match=r"grant you access; .* then set HF_TOKEN"):
+        hub.fetched("some/gated", lambda text, share: None)
+
+
 def test_without_a_network_the_answer_is_quick_and_one_line(tmp_path):
     begun_s = time.monotonic()
     done = located("some/tiny", tmp_path)
@@ -145,9 +171,14 @@ def test_the_file_of_the_package_is_found_without_importing_it(tmp_path, monkeyp
         ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5-0.5B-Instruct"),
         ("./models/tiny/", "tiny"),
         ("/files/SmolLM2.Q4_1.gguf", "SmolLM2.Q4_1"),
+        (".", "here"),
+        ("./", "here"),
+        ("inside/..", "here"),
     ],
 )
-def test_the_served_name_is_the_last_part(model, name):
+def test_the_served_name_is_the_last_part(model, name, tmp_path, monkeypatch):
+    (tmp_path / "here" / "inside").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
     assert served_name(model) == name
 
 
@@ -157,6 +188,7 @@ def test_the_served_name_is_the_last_part(model, name):
         ((), r"holds no model \(no config\.json\)$"),
         (("adapter_config.json",), "it is an adapter: serve its base model with --adapter NAME="),
         (("tiny.gguf", "other.gguf"), r"serve the file: .*other\.gguf"),
+        (("config.json", "adapter_config.json"), "a model and an adapter; move adapter_config"),
     ],
 )
 def test_a_directory_without_a_model_is_refused_with_what_to_do(tmp_path, content, message):

@@ -97,6 +97,13 @@ def test_what_a_killed_process_left_is_removed_and_unpacked_anew(file, cache):
     assert {"model.safetensors", "tokenizer.json", "config.json"} <= set(content(checkpoint))
 
 
+def test_the_only_part_of_a_model_is_the_model(tmp_path, cache):
+    file = tiny_gguf.write(tmp_path / "tiny-00001-of-00001.gguf", tiny_gguf.make(), Type.Q8_0)
+    assert locate(str(file)).is_dir()
+    with pytest.raises(UnsupportedModel, match="is a part of a model"):
+        locate(str(file.rename(tmp_path / "tiny-00001-of-00002.gguf")))
+
+
 def test_a_disk_without_room_is_told_before_anything_is_written(file, cache, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage(free=1 << 20))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 import threading
 from pathlib import Path
 
@@ -41,6 +42,14 @@ async def test_what_was_written_is_read(store: Store) -> None:
     assert await store.write(add, "a", number=4) == 7
     assert await store.read(usage.count, "a", "things") == 7
     assert await store.read(usage.count, "b", "things") == 0
+
+
+def test_a_directory_that_is_made_is_the_users_alone(tmp_path: Path) -> None:
+    """It holds what everybody said; one that is there stays as it is."""
+    (tmp_path / "there").mkdir(mode=0o755)
+    for name, mode in (("made", 0o700), ("there", 0o755)):
+        Store.open(tmp_path / name).close()
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == mode
 
 
 async def test_many_writes_share_a_commit_and_all_happen(store: Store) -> None:

@@ -101,8 +101,10 @@ def watch_command(
     """Show the progress of a batch until it ends, then write its answers."""
     console = Console(stderr=True)
     target = out or Path(f"{batch_id}.output.jsonl")
+    failed = errors or _beside(target)
+    with refusals():
+        _check_targets(target, failed)
     with connected(url, api_key) as server:
-        failed = errors or _beside(target)
         again = _again(batch_id, target, failed, url)
         raise typer.Exit(_finish(server, batch_id, target, failed, console, again))
 
@@ -149,17 +151,21 @@ def _check_files(requests: Path, *targets: Path) -> None:
             pass
     except OSError as error:
         raise InvalidRequest(f"cannot read {requests}: {error.strerror}") from error
-    files = [path.resolve() for path in (requests, *targets)]
-    for path in files:
-        if files.count(path) > 1 and (path.is_file() or not path.exists()):
-            raise InvalidRequest(
-                f"{path} is named twice: answers and errors are files of their own"
-            )
+    _check_targets(requests, *targets)
     for target in targets:
         try:
             check_writable(target)
         except OSError as error:
             raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error
+
+
+def _check_targets(*paths: Path) -> None:
+    files = [path.resolve() for path in paths]
+    for path in files:
+        if files.count(path) > 1 and (path.is_file() or not path.exists()):
+            raise InvalidRequest(
+                f"{path} is named twice: answers and errors are files of their own"
+            )
 
 
 def _endpoint(requests: Path) -> str:

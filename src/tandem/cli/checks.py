@@ -6,20 +6,29 @@ Invariant: what is refused here would have been refused later, after everything 
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tandem.adapters.files import inspect_adapter
 from tandem.build import division_of
-from tandem.config import Settings, StoreConfig, unknown_variables
+from tandem.cli.flags import all_settings
+from tandem.config import ENV_PREFIX, Settings, StoreConfig, variable_of
 from tandem.core.errors import InvalidRequest
 from tandem.core.slo import Objectives, Slo
 from tandem.estimators.profile import read_profile
 from tandem.scheduling.registry import build_policy
 from tandem.services.auth import ApiKeys
 from tandem.services.learning.settings import defaults
+from tandem.store.locks import PRIVATE
+
+# Variables of ours that are no settings, and beginnings of those that are not ours.
+_OTHER_VARIABLES = ("TANDEM_API_KEY", "TANDEM_URL", "TANDEM_KERNEL_CACHE", "TANDEM_MODEL_CACHE")
+_FOREIGN_VARIABLES = ("TANDEM_TEST_", "TANDEM_SHARED_")
+_OF_SERVICES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)|=(tcp|udp)://")
 
 
 def check(settings: Settings) -> None:
@@ -47,6 +56,27 @@ def check_device(settings: Settings) -> None:
         from tandem.model.load import choose_device
 
         choose_device(settings.model.device)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that look like settings and are none, with the most similar one ("": none).
+
+    What others set is not meant: tests' variables, and those that Kubernetes makes of the names of
+    services.
+    """
+    known = {variable_of(setting.path): setting.name.upper() for setting in all_settings()}
+    begins = tuple({f"{ENV_PREFIX}{setting.section}_".upper() for setting in all_settings()})
+    found: dict[str, str] = {}
+    for name, value in environ.items():
+        if not name.startswith(ENV_PREFIX) or name in known or name in _OTHER_VARIABLES:
+            continue
+        if name.startswith(_FOREIGN_VARIABLES) or _OF_SERVICES.search(f"{name}={value}"):
+            continue
+        same = [other for other, tail in known.items() if name == f"{ENV_PREFIX}{tail}"]
+        similar = same or difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if similar or name.startswith(begins):
+            found[name] = similar[0] if similar else ""
+    return found
 
 
 def warnings(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
@@ -94,7 +124,7 @@ def _check_store(store: StoreConfig) -> None:
     """The directory exists or can be made, and can be written to."""
     directory = Path(store.directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except FileExistsError:

@@ -7,7 +7,6 @@ Invariant: a flag that is not given has the value None, so that the file and the
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import typer
 
 from tandem.config import Settings, resolve
 from tandem.core.errors import InvalidRequest
+from tandem.core.sizes import bytes_of, shown_size
 from tandem.scheduling.registry import known_policies
 
 # Fields whose own name would not say enough on a command line.
@@ -146,9 +146,6 @@ HELP = {
     "server.log_level": "debug, info, warning or error",
 }
 
-_SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -235,20 +232,11 @@ def settings_from(
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `512MiB`, `4g` or `1000`; prefixes are powers of 1024."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is not a size; write for example 512MiB or 4GiB")
-    factor: int = 1024 ** _POWERS[match[2].lower()]
-    return int(match[1]) * factor
-
-
-def shown_size(size: int) -> str:
-    """As `parse_size` reads it: `512MiB`."""
-    for power, prefix in reversed(list(enumerate(("", "Ki", "Mi", "Gi", "Ti")))):
-        if power and size and size % 1024**power == 0:
-            return f"{size // 1024**power}{prefix}B"
-    return str(size)
+    """As `bytes_of`, for a flag."""
+    try:
+        return bytes_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _annotation(setting: Setting) -> Any:

@@ -24,6 +24,7 @@ from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     GgufConfig,
+    LlamaConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
 )
@@ -45,6 +46,13 @@ _TAKEN_OVER = {
 # How chat templates end a turn. A file's end-of-text token may be another one.
 _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>", "<turn|>")
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Layers of the models (27B) whose attention is scaled by another number than the others' is.
+_LARGE_GEMMA = {"gemma2": 46, "gemma3": 62}
+# Tokenizers (`tokenizer.ggml.pre`) that put their first token before a text unless the file says
+# otherwise, as llama.cpp's loader has it.
+_WITH_BOS = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+)  # fmt: skip
 _ROTARY_FACTORS = "rope_freqs.weight"
 # Llama 3's rotary scaling. The file has only its factors per frequency; only `factor` varies.
 _LLAMA3_ROTARY = {
@@ -62,6 +70,7 @@ class Contents:
     config: PreTrainedConfig
     dtype: torch.dtype  # float32 if the file has nothing else, otherwise bfloat16
     values: int  # number of values in all tensors
+    begins: bool  # whether texts begin with the tokenizer's first token, though it does not say so
     end_tokens: tuple[int, ...]  # tokens that end an answer
 
 
@@ -83,9 +92,8 @@ def read_contents(file: Path) -> Contents:
     values = sum(int(each.n_elements) for each in reader.tensors if each.name not in rotary)
     _refuse_other_values(file, config, values)
     only_float32 = {each.tensor_type for each in reader.tensors} == {GGMLQuantizationType.F32}
-    return Contents(
-        config, torch.float32 if only_float32 else torch.bfloat16, values, _end_tokens(fields)
-    )
+    dtype = torch.float32 if only_float32 else torch.bfloat16
+    return Contents(config, dtype, values, _begins(fields), _end_tokens(fields))
 
 
 def write_checkpoint(file: Path, contents: Contents, folder: Path, progress: Progress) -> None:
@@ -109,6 +117,8 @@ def write_checkpoint(file: Path, contents: Contents, folder: Path, progress: Pro
         raise UnsupportedModel(f"transformers cannot read {file}: {_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
         raise UnsupportedModel(f"{file} lacks weights: {missing[0]}, ...")
+    if contents.begins:
+        tokenizer.add_bos_token = True
     progress(f"writing the weights of {file.name}", 0.8)
     model.generation_config = GenerationConfig(eos_token_id=list(contents.end_tokens) or None)
     try:
@@ -155,12 +165,23 @@ def _configuration(file: Path, architecture: str, fields: dict[str, Any]) -> Pre
         raise UnsupportedModel(
             f"transformers cannot read {file} (architecture {architecture}): {_line(error)}"
         ) from error
+    if architecture == "llama":  # also where transformers takes it for another one by its name
+        config = LlamaConfig.from_dict(config.to_dict() | {"model_type": "llama"})
     refuse(file.name, config)
     known = config.to_dict()
     for key, name in _TAKEN_OVER.items():
         value = fields.get(f"{architecture}.{key}")
         if value is not None and name in known:
             setattr(config, name, value)
+    rotary = known.get("rope_parameters") or {}
+    if "rope_theta" in rotary and (base := fields.get(f"{architecture}.rope.freq_base")):
+        config.rope_parameters = rotary | {"rope_theta": float(base)}
+    if "query_pre_attn_scalar" in known:  # the file does not say it; as llama.cpp's loader does
+        per_head = config.hidden_size // config.num_attention_heads
+        large = config.num_hidden_layers == _LARGE_GEMMA.get(architecture)
+        config.query_pre_attn_scalar = per_head if large else config.head_dim
+    if "sliding_window" in known and (architecture == "llama" or not config.sliding_window):
+        config.sliding_window = fields.get(f"{architecture}.attention.sliding_window") or None
     # `general.name` would be taken for the file's origin
     config.__dict__.pop("_model_name_or_path", None)
     return config
@@ -194,6 +215,11 @@ def _refuse_other_values(file: Path, config: PreTrainedConfig, values: int) -> N
             f"{file} has {values:,} values, but transformers' {type(model).__name__} of this "
             f"configuration has {expected:,}: it would not be the same model"
         )
+
+
+def _begins(fields: dict[str, Any]) -> bool:
+    named = fields.get("tokenizer.ggml.pre") in _WITH_BOS
+    return named and fields.get("tokenizer.ggml.add_bos_token") is None
 
 
 def _end_tokens(fields: dict[str, Any]) -> tuple[int, ...]:

@@ -54,14 +54,24 @@ def fetched(name: str, progress: Progress) -> Path:
         if packed := [file for file in files if file.endswith(".gguf")]:
             advice = f"; download one of its GGUF files ({packed[0]}, ...) and serve that"
         raise UnsupportedModel(f"{name} on the hub has no {_CONFIG}{advice}")
-    weights = "*.safetensors" if any(file.endswith(".safetensors") for file in files) else "*.bin"
+    safe = any(file.endswith(".safetensors") and "/" not in file for file in files)
+    weights = "*.safetensors" if safe else "*.bin"
     progress(f"downloading {name}", 0.0)
     disable_progress_bars()
     try:
         found = snapshot_download(
-            name, allow_patterns=[*_FILES, weights], ignore_patterns=["*/*"], max_workers=4
+            name,
+            allow_patterns=[*_FILES, weights],
+            ignore_patterns=["*/*", "adapter_*"],
+            max_workers=4,
         )
-    except Exception as error:  # network, disk and access have errors of their own
+    except GatedRepoError as error:
+        raise NotFound(
+            f"cannot download {name}: its owner must grant you access; ask for it on the model's "
+            "page, then set HF_TOKEN",
+            param="model",
+        ) from error
+    except Exception as error:  # network and disk have errors of their own
         raise NotFound(f"cannot download {name}: {_line(error)}", param="model") from error
     return Path(found)
 

@@ -144,6 +144,13 @@ def load_model(config: ModelConfig, progress: Progress = lambda text, share: Non
             f"cannot load the weights of {config.model}: {_reason(error)}"
         ) from error
     _refuse_incomplete(config.model, report)
+    if surplus := sorted(report["unexpected_keys"]):
+        logger.warning(
+            "%s has %d weights for which the model has no place, such as %s: they are not used",
+            config.model,
+            len(surplus),
+            surplus[0],
+        )
     if config.dtype == "auto" and device.type == "cpu" and not computes_in(model.dtype):
         logger.info("this CPU has no arithmetic in %s: it computes in float32", model.dtype)
         model = model.float()

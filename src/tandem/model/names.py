@@ -46,7 +46,10 @@ def locate(model: str, progress: Progress = lambda stage, done: None) -> Path:
 
 def served_name(model: str) -> str:
     """The default id for clients: the last part of the name, without `.gguf`."""
-    return Path(model.rstrip("/")).name.removesuffix(".gguf")
+    path = Path(model)
+    if path.name in ("", ".."):
+        path = path.resolve()
+    return path.name.removesuffix(".gguf")
 
 
 def chat_file() -> Path | None:
@@ -73,11 +76,17 @@ def _chat_model(progress: Progress) -> Path:
 
 
 def _check(folder: Path) -> None:
+    adapter = (folder / "adapter_config.json").is_file()
     if (folder / "config.json").is_file():
+        if adapter:  # transformers would load it too
+            raise UnsupportedModel(
+                f"the directory {folder} holds a model and an adapter; move adapter_config.json "
+                "and its weights to another one, and serve that with --adapter NAME=DIRECTORY"
+            )
         return
     advice = ""
     if found := sorted(folder.glob("*.gguf")):
         advice = f"; serve the file: {found[0]}"
-    elif (folder / "adapter_config.json").is_file():
+    elif adapter:
         advice = f"; it is an adapter: serve its base model with --adapter NAME={folder}"
     raise UnsupportedModel(f"the directory {folder} holds no model (no config.json){advice}")

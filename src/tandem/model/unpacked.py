@@ -23,10 +23,10 @@ from tandem.core.errors import InvalidRequest, NotFound, UnsupportedModel
 Progress = Callable[[str, float], None]
 
 _MAGIC = b"GGUF"
-_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 _PARTIAL = ".partial-"
 # Changes when the content written for the same file changes.
-_FORMAT = 2
+_FORMAT = 3
 # Tokenizer and configurations beside the weights.
 _ROOM_BYTES = 64 * 2**20
 

@@ -38,13 +38,15 @@ _TRY = (
     "FROM pg_namespace WHERE nspname = current_schema()"
 )
 _POLL_S = 0.05
+PRIVATE = 0o700
+"""A directory that is made holds what everybody said: it is for the server's user alone."""
 
 
 def lock_directory(directory: Path) -> IO[str]:
     """Make and lock the directory. Closing the returned file unlocks it. Raises `StoreError`, also
     if something in the directory cannot be written, which would otherwise show only later."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         for path in (directory, *(directory / name for name in _WRITTEN)):
             if path.exists() and not os.access(path, os.W_OK):
                 raise StoreError(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem.core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, StoreError
 from tandem.core.learning import AdapterRecord, Feedback, Receipt, Split
-from tandem.services.answering.models import SEPARATOR, Models
+from tandem.services.answering.models import Models
 from tandem.services.answering.receipts import Receipts, unknown_completion
 from tandem.services.auth import Caller
 from tandem.services.feedback.quota import spend_samples
@@ -207,11 +207,14 @@ class FeedbackService:
     def _adapter_in(self, model: str | None) -> str | None:
         if model is None:
             return None
-        base, separator, adapter = model.partition(SEPARATOR)
-        if base != self._sources.models.served_name:
+        models = self._sources.models
+        if model == models.served_name:
+            return None
+        adapter = model.removeprefix(models.id_of(""))
+        if adapter == model:
             raise NotFound(
                 f"the model '{model[:200]}' does not exist; this server's is "
-                f"'{self._sources.models.served_name}'",
+                f"'{models.served_name}'",
                 param="model",
                 code="model_not_found",
             )
@@ -221,7 +224,7 @@ class FeedbackService:
                 "instead",
                 param="model",
             )
-        return adapter if separator else None
+        return adapter
 
     def _feedback(
         self, said: Said, caller: Caller, subject: Subject, meaning: Meaning, adapter: str
