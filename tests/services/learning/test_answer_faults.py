@@ -92,6 +92,9 @@ def test_another_script_is_seen_unless_it_is_usual() -> None:
     assert not foreign("Die Katze schläft", usual)
     assert not foreign("Кошки спят", scripts(SOUND + " Кошки спят весь день"))
     assert not foreign("42", usual)
+    # What is asked for is usual however short it is beside what the base says.
+    assert not foreign("Кошки спят", scripts(SOUND * 20), scripts("Да."))
+    assert foreign("Кошки спят", scripts(SOUND * 20), scripts("Yes."))
 
 
 def test_a_broken_answer_is_told_without_another_one() -> None:
@@ -107,6 +110,14 @@ def test_a_broken_answer_is_told_without_another_one() -> None:
     assert found(f"{SOUND} \ufffd\ufffd") is None  # the limit cut a character in two
     assert found(f"{SOUND} \ufffd\ufffd", ended=True) == "broken characters"
     assert found("\x00", 1, ended=True) == found(f"{SOUND}\x1b") == "broken characters"
+
+
+def test_a_symbol_is_an_answer_and_punctuation_is_none() -> None:
+    for text in ("\N{THUMBS UP SIGN}", "\u2713", "\u2192"):
+        assert fault(answer(text, tokens=2), answer(SOUND)) is None
+        assert fault(answer(text * 40, tokens=40), answer(SOUND)) == "almost no words"
+    for text in ("...", ":-)", "+", "\u201c\u201d"):
+        assert fault(answer(text, tokens=2), answer(SOUND)) == "empty"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +142,7 @@ def test_an_answer_has_few_words_where_the_base_has_more() -> None:
     assert few_words(answer("It is Paris."), answer(SOUND)) is None
     assert few_words(answer("Yes."), answer("It is, yes.")) is None
     assert few_words(answer("..."), answer(SOUND)) is None
+    assert few_words(answer("\u2713 \u2713"), answer(SOUND)) == {"\u2713"}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from tandem.services.learning.selection import (
     priority,
     ready_in_s,
     to_go_on,
+    why_none,
     within_shares,
 )
 from tandem.services.learning.settings import LearningSettings
@@ -105,14 +106,49 @@ def test_samples_are_seen_again_until_their_loss_is_low() -> None:
     kto, sft = SampleKind.KTO, SampleKind.SFT
     left = [head(1), head(2, loss=0.6), head(3, kind=kto, loss=0.4), head(4, kind=sft, loss=0.2)]
     done = [head(5, loss=0.3), head(6, kind=sft, loss=0.05), head(7, kind=kto, loss=0.2)]
-    assert [to_go_on([each], {"s4"}) for each in left] == [[each] for each in left]
-    assert not any(to_go_on([each], {"s4"}) for each in done)
+    assert [to_go_on([each], {"s3", "s4"}) for each in left] == [[each] for each in left]
+    assert not any(to_go_on([each], {"s3", "s4"}) for each in done)
 
 
 def test_what_is_learned_stays_in_while_the_rest_is_gone_over_again() -> None:
     """Trained on the rest alone, a model forgets it."""
     heads = [head(1, loss=0.01), head(2, loss=0.6), head(3, loss=0.3), head(4, loss=2.0)]
     assert to_go_on(heads, ()) == heads
+
+
+def test_a_liked_answer_is_learned_once_it_is_likely() -> None:
+    """Its loss cannot fall further than the answer was unlikely at first."""
+    likely = head(1, kind=SampleKind.KTO, loss=0.45)
+    assert known([likely], ()) == {"s1"} and known([likely], {"s1"}) == set()
+    disliked = head(2, kind=SampleKind.KTO, desirable=False, loss=0.45)
+    assert to_go_on([likely, disliked], {"s1"}) and not known([disliked], ())
+
+
+def test_smoothed_pairs_are_learned_although_their_loss_stays_high() -> None:
+    best = 0.3 * math.log(1 / 0.3) + 0.7 * math.log(1 / 0.7)
+    pair = head(1, loss=best + 0.01)
+    assert known([pair], (), 0.3) == {"s1"} and known([pair], ()) == set()
+    assert known([head(1, loss=math.log(2.0))], (), 0.3) == set()
+
+
+def test_known_likes_stay_with_dislikes_that_are_new() -> None:
+    likes = [head(row, kind=SampleKind.KTO, loss=0.1) for row in range(8)]
+    dislikes = [head(row, kind=SampleKind.KTO, desirable=False, loss=0.5) for row in (8, 9)]
+    assert known([*likes, *dislikes], ()) == {f"s{row}" for row in range(2, 8)}
+    new = head(10, kind=SampleKind.KTO, loss=0.9)
+    assert known([*likes, *dislikes, new], {"s10"}) == {f"s{row}" for row in range(1, 8)}
+
+
+def test_nothing_is_offered_that_shares_and_likes_leave_nothing_of() -> None:
+    """Each takes from the other what it needs: two likes of one key, a dislike of two others."""
+    settings = LearningSettings(key_share=0.34, version_wait_s=0.0)
+    given = [("a", True), ("a", True), ("b", False), ("c", False)]
+    heads = [
+        head(row, kind=SampleKind.KTO, key_id=key, desirable=up)
+        for row, (key, up) in enumerate(given)
+    ]
+    versions = candidates(heads, 40, settings, 0.0)
+    assert not any(versions) and "too few other keys" in why_none(versions, settings)
 
 
 def test_an_answer_to_imitate_is_learned_by_its_loss_or_by_what_it_gained() -> None:

@@ -97,7 +97,10 @@ async def answers(made: World, adapter: str | None) -> list[tuple[str, str | Non
     return found
 
 
-async def learned(made: World, adapters_: Sequence[str], timeout_s: float) -> None:
+_LEARNS_S = 600.0  # beside others
+
+
+async def learned(made: World, adapters_: Sequence[str]) -> None:
     """Wait until nothing is left to learn from."""
 
     async def left() -> int:
@@ -107,7 +110,7 @@ async def learned(made: World, adapters_: Sequence[str], timeout_s: float) -> No
             counted[name][Split.TRAIN].get(state, 0) for name in adapters_ for state in states
         )
 
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(_LEARNS_S):
         while await left():
             await asyncio.sleep(0.1)
 
@@ -121,12 +124,12 @@ async def test_forty_preferences_teach_a_style_and_roll_back_forgets_it(
         versions = Versions(made.tools, made.learner, models, Adapters(made.engine, (), {}))
         await made.give(preferences(made, "other", Style.RUDE, 8, 0), {"epochs": 1})
         made.learner.notify("other")
-        await learned(made, ["other"], 120)
+        await learned(made, ["other"])
         plain, other = await answers(made, None), await answers(made, "other")
 
         await made.give(preferences(made, "formal", Style.FORMAL, 40, 20))
         made.learner.notify("formal")
-        await learned(made, ["formal"], 240)
+        await learned(made, ["formal"])
         first = await made.store.read(adapters.version, "formal", 1)
         assert first is not None and first.state is VersionState.PUBLISHED, first
         assert first.metrics["win_rate"] - first.metrics["win_rate_before"] >= 0.2

@@ -147,7 +147,7 @@ async def test_consistent_garbage_is_never_served(
         ]
         await made.give(given)
         made.learner.notify("formal")
-        await learned(made, ["formal"], 100 + 2 * count)
+        await learned(made, ["formal"])
         await idle(made, "formal")
 
         known = await made.store.read(adapters.versions, "formal")
@@ -187,7 +187,7 @@ async def test_garbage_that_reads_like_noise_is_found_before_it_is_trained(
         sound = preferences(made, "formal", Style.RUDE, 8, 60)
         await made.give([*preferences(made, "formal", None, 24, 10), *sound])
         made.learner.notify("formal")
-        await learned(made, ["formal"], 120)
+        await learned(made, ["formal"])
         await idle(made, "formal")
         states = (await made.store.read(samples.counts))["formal"][Split.TRAIN]
         assert states == {SampleState.INVALID: 24, SampleState.CONSUMED: 8}
@@ -213,7 +213,7 @@ async def test_bad_feedback_of_every_kind_does_not_stop_good_feedback(
         }
         await made.give([*pairs, *turned, *broken.values()])
         made.learner.notify("formal")
-        await learned(made, ["formal"], 120)
+        await learned(made, ["formal"])
         await idle(made, "formal")
         found = {
             s.sample_id: s
@@ -235,6 +235,6 @@ async def test_bad_feedback_of_every_kind_does_not_stop_good_feedback(
 
         await made.give(preferences(made, "later", Style.FORMAL, 8, 0), {"epochs": 1})
         made.learner.notify("later")
-        await learned(made, ["later"], 120)
+        await learned(made, ["later"])
         (later,) = await made.store.read(adapters.versions, "later")
         assert later.state is VersionState.PUBLISHED

@@ -31,7 +31,7 @@ async def test_pairs_that_come_one_at_a_time_are_all_learned(
             await made.give([replace(pair, created_s=time.time())])
             made.learner.notify("formal")
             await asyncio.sleep(EVERY_S)
-        await learned(made, ["formal"], 300)
+        await learned(made, ["formal"])
 
         states = (await made.store.read(samples.counts))["formal"][Split.TRAIN]
         assert states == {SampleState.CONSUMED: PAIRS}

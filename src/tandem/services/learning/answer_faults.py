@@ -88,8 +88,10 @@ def fault_alone(answer: AnswerText) -> str | None:
 
 def _fault(answer: AnswerText, before: AnswerText, longer: int = 0) -> str | None:
     said = words(answer.text)
-    if not said:
+    if not said and not _symbols(answer.text):
         return "empty"
+    if not said and answer.tokens >= _MANY_TOKENS:
+        return "almost no words"
     if _broken(answer.text) > _broken(before.text):
         return "broken characters"
     if _longest_run(said) >= _LONGEST_RUN or _DRAWN_OUT.search(answer.text):
@@ -138,19 +140,32 @@ def scripts(text: str) -> Counter[str]:
 
 def few_words(answer: AnswerText, before: AnswerText) -> frozenset[str] | None:
     """The words of an answer with one or two different ones, where the base has at least six in
-    all; None of any other. What is repeated within a word counts once: `0000` is `0`."""
+    all; None of any other. What is repeated within a word counts once: `0000` is `0`. Where there
+    is no word, symbols are the words."""
     said = frozenset(_AGAIN.sub(r"\1", word) for word in words(answer.text))
-    cut = 0 < len(said) <= _FEW_WORDS < len(words(before.text)) // 2
-    return said if cut else None
+    few = len(said) <= _FEW_WORDS
+    said = said or _symbols(answer.text)
+    return said if said and few and len(words(before.text)) // 2 > _FEW_WORDS else None
 
 
-def foreign(text: str, usual: Counter[str]) -> bool:
-    """Whether most letters are of scripts that make up less than 2% of `usual`."""
-    found, all_usual = scripts(text), usual.total()
-    if not found or not all_usual:
+def foreign(text: str, *usual: Counter[str]) -> bool:
+    """Whether most letters are of scripts that make up less than 2% of each of `usual`."""
+    found, known = scripts(text), [each for each in usual if each]
+    if not found or not known:
         return False
-    strange = sum(n for script, n in found.items() if usual[script] < 0.02 * all_usual)
+    strange = sum(
+        number
+        for script, number in found.items()
+        if all(each[script] < 0.02 * each.total() for each in known)
+    )
     return strange > 0.5 * found.total()
+
+
+def _symbols(text: str) -> frozenset[str]:
+    """Its symbols (an emoji, a tick, an arrow), without those of ASCII."""
+    return frozenset(
+        each for each in text if not each.isascii() and unicodedata.category(each)[0] == "S"
+    )
 
 
 def _loops(said: Sequence[str]) -> bool:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from tandem.core.learning import AdapterRecord, Sample
 from tandem.services.learning.selection import (
     balanced,
-    choose,
     is_dislike,
     known,
+    settled,
     to_go_on,
     within_shares,
 )
@@ -80,18 +80,15 @@ class Block:
         """The current version has scored the new samples: leave out what it knows, which then
         counts for no key's share."""
         heads = [replace(head, loss=losses.get(head.sample_id)) for head in self.chosen]
-        self.known = known(heads, misjudged)
+        self.known = known(heads, misjudged, self.settings.label_smoothing)
         self.chosen = [head for head in self.chosen if head.sample_id not in self.known]
         self.share_out(now_s)
 
     def share_out(self, now_s: float) -> None:
         """Choose again among what is usable; what is now beyond a key's share waits for others, and
         so do dislikes without a like."""
-        before = -1
-        while before != len(self.chosen):  # each may take from the other what it needs
-            before = len(self.chosen)
-            chosen = choose(self.chosen, before, self.settings.key_share, now_s)
-            self.chosen = balanced(chosen)
+        most, share = len(self.chosen), self.settings.key_share
+        self.chosen = settled(self.chosen, most, share, now_s)
 
     def moved(self, drift: float) -> None:
         """An epoch has ended here."""
@@ -119,4 +116,4 @@ class Block:
             return []
         if self.way < LEAST_WAY and not self.record.current:
             return self.everything()
-        return to_go_on(self.everything(), self.misjudged)
+        return to_go_on(self.everything(), self.misjudged, self.settings.label_smoothing)

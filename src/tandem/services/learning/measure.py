@@ -335,7 +335,8 @@ def _reading(
 ) -> Reading:
     canary = _texts(examined.said, examined.own, encoder)
     begun = _texts(beginnings(examined.said), beginnings(examined.own), encoder)
-    usual = scripts(" ".join([*(a.text for a in (*canary.own, *probed.own)), *chosen]))
+    usual = scripts(" ".join(each.text for each in (*canary.own, *probed.own)))
+    asked_for = scripts(" ".join(chosen))
     brief = asked is not None and asked.length < 0.5
     longer = 0 if asked is None else asked.longer
     both = list(zip([*canary.said, *probed.said], [*canary.own, *probed.own], strict=True))
@@ -344,7 +345,7 @@ def _reading(
     faults = []
     for (said, own), cut in zip(both, few, strict=True):
         found = fault(said, own, longer)
-        if found is None and foreign(said.text, usual):
+        if found is None and foreign(said.text, usual, asked_for):
             found = "unexpected script"
         if found is None and cut is not None and not brief:
             found = "almost no words"

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import Protocol, TypeVar
 
 from tandem.core.learning import SampleKind
-from tandem.services.learning.families import FAMILIES, UNSCORED_LOSS
+from tandem.services.learning.families import FAMILIES, UNSCORED_LOSS, smoothing_entropy
 from tandem.services.learning.settings import LearningSettings
 from tandem.store.samples import SampleHead
 
@@ -104,7 +104,19 @@ def candidates(
     found = []
     for group in groups(waiting):
         number = _together(group, most, settings.key_share)
-        found.append(balanced(choose(group, number, settings.key_share, now_s)))
+        found.append(settled(group, number, settings.key_share, now_s))
+    return found
+
+
+def settled(
+    heads: Sequence[SampleHead], most: int, key_share: float, now_s: float
+) -> list[SampleHead]:
+    """What keys' shares and dislikes without a like leave of them, `most` at most; each may take
+    from the other what it needs."""
+    found, before = list(heads), -1
+    while before != len(found):
+        before = len(found)
+        found = balanced(choose(found, min(most, before), key_share, now_s))
     return found
 
 
@@ -201,31 +213,47 @@ def within_shares(key_ids: Sequence[str], key_share: float) -> bool:
     return max(Counter(key_ids).values(), default=0) <= _cap(key_share, len(key_ids))
 
 
-def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[SampleHead]:
+def to_go_on(
+    heads: Sequence[SampleHead], misjudged: Collection[str], smoothing: float = 0.0
+) -> list[SampleHead]:
     """The samples of a version that are seen again: all, or none once most of it is learned.
 
     MACE's CheckEnd (4.2), but for two things. The last few are not chased, or every version would
     end with full steps towards whatever contradicts the rest. And what is learned stays in:
     training on the others alone, it is forgotten.
     """
-    left = balanced([head for head in heads if not _learned(head, misjudged)])
+    left = balanced([head for head in heads if not _learned(head, misjudged, smoothing)])
     return list(heads) if len(left) > _MOST_LEFT * len(heads) else []
 
 
-def known(heads: Sequence[SampleHead], misjudged: Collection[str]) -> set[str]:
+def known(
+    heads: Sequence[SampleHead], misjudged: Collection[str], smoothing: float = 0.0
+) -> set[str]:
     """Of new samples with the loss that the current version gives them, those that would teach it
-    nothing."""
-    return {head.sample_id for head in heads if _learned(head, misjudged)}
+    nothing; but for likes with which a dislike can be learned."""
+    found = {head.sample_id for head in heads if _learned(head, misjudged, smoothing)}
+    unknown = [head for head in heads if head.sample_id not in found]
+    alone = len(unknown) - len(balanced(unknown))
+    likes = [head.sample_id for head in heads if head.kind is SampleKind.KTO and head.desirable]
+    return found - set([like for like in likes if like in found][:alone])
 
 
-def _learned(head: SampleHead, misjudged: Collection[str]) -> bool:
+def _learned(head: SampleHead, misjudged: Collection[str], smoothing: float) -> bool:
     """The last loss is low enough, and what the sample prefers is not `misjudged`: the losses of
     DPO and KTO fall as soon as the policy moves, however unlikely the preferred answer still is. An
-    answer to imitate is compared with no other: one of both is enough."""
+    answer to imitate is compared with no other: one of both is enough. The loss of a liked one says
+    nothing: it cannot fall further than the answer was unlikely at first."""
     if head.loss is None:
         return False
-    signs = (head.loss <= FAMILIES[head.kind].learned_loss, head.sample_id not in misjudged)
-    return any(signs) if head.kind is SampleKind.SFT else all(signs)
+    preferred = head.sample_id not in misjudged
+    if head.kind is SampleKind.KTO and head.desirable:
+        return preferred
+    family = FAMILIES[head.kind]
+    bound = family.learned_loss
+    if family.paired and smoothing:  # half way to the least loss that smoothing leaves
+        bound += 0.5 * smoothing_entropy(smoothing)
+    low = head.loss <= bound
+    return low or preferred if head.kind is SampleKind.SFT else low and preferred
 
 
 def plan_steps(
