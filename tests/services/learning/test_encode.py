@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from transformers import AutoTokenizer
 
-from serving import demo_tokenizer
+from serving import DEMO_MODEL, demo_tokenizer
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import AnswerTokens, Ending, Sample, SampleKind, ServedTokens
+from tandem.core.sequence import FinishReason
 from tandem.core.training import LossKind, LossSpec, Role
+from tandem.services.answering.answer_parts import NO_TOOLS, AnswerReader
+from tandem.services.answering.choice import Delta
 from tandem.services.answering.tokenizer import Tokenizer
 from tandem.services.learning.encode import Encoded, Encoder, Limits
 from tandem.services.learning.families import micro_batches, sequences_of
@@ -43,6 +47,42 @@ def test_tokens_are_those_of_the_whole_conversation() -> None:
     assert encoded.chosen[-1:] == END  # what the template writes after the end is left out
     assert demo_tokenizer().decode(encoded.chosen) == "Good day."
     assert encoded.prompt == demo_tokenizer().encode_chat(turns[:1])
+
+
+def thinking(**shipped: object) -> Tokenizer:
+    """Its prompt opens reasoning; finished turns show none."""
+    backend = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    backend.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}"
+        "<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    if shipped:
+        fields = {"thinking": {"open": "<think>", **shipped}, "content": {}}
+        backend.response_template = {"start_anchor": "<|im_start|>assistant", "fields": fields}
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize("tokenizer", [thinking(), thinking(close="</think>")], ids=range(2))
+def test_an_answer_follows_reasoning_that_the_prompt_has_begun(tokenizer: Tokenizer) -> None:
+    encoder = Encoder(tokenizer, END, Limits(200, 256))
+    reasoned = "Polite.</think>\n\nGood day."
+    for written, reasoning in (("Good day.", ""), (reasoned, "Polite.")):
+        encoded = encoder.encode(sample(SampleKind.SFT, chosen=written))
+        shown = tokenizer.markers.decode
+        assert shown(encoded.prompt).endswith("<think>\n")
+        before = shown(encoded.prompt) if tokenizer.format.shipped else tokenizer.opening
+        reader = AnswerReader(tokenizer.format, NO_TOOLS, before, str)
+        read = reader.read(Delta(0, shown(encoded.chosen[:-1]), finish_reason=FinishReason.STOP))
+        assert "".join(part.text for part in read).strip() == "Good day."
+        assert "".join(part.reasoning for part in read).strip() == reasoning
+        assert encoded.chosen[-1:] == END
+
+
+def test_reasoning_that_cannot_be_ended_is_refused() -> None:
+    encoder = Encoder(thinking(close_pattern="</think>"), END, Limits(200, 256))
+    with pytest.raises(InvalidRequest, match="does not say how it ends"):
+        encoder.encode(sample(SampleKind.SFT))
 
 
 def test_a_plain_prompt_gets_an_end_token() -> None:

@@ -107,11 +107,27 @@ class Encoder:
             opened = self._tokenizer.render_chat(messages)
             turn = {"role": "assistant", "content": answer}
             whole = self._tokenizer.render_chat([*messages, turn], add_generation_prompt=False)
-            # A template that rewrites earlier turns leaves no common beginning.
-            text = whole.removeprefix(opened) if whole.startswith(opened) else answer
+            # A template that rewrites earlier turns, or opens reasoning that a finished turn does
+            # not show, leaves no common beginning.
+            begins = whole.startswith(opened)
+            text = whole.removeprefix(opened) if begins else self._thought(opened, answer) + answer
         tokens = self._tokenizer.encode(text, add_special_tokens=False)
         ends = [place for place, token in enumerate(tokens) if token in self._end_tokens]
         return tokens[: ends[-1] + 1] if ends else tokens + self._default_end
+
+    def _thought(self, opened: str, answer: str) -> str:
+        """What ends the reasoning that `opened` has begun, unless the answer ends it itself."""
+        tokenizer, before = self._tokenizer, self._tokenizer.opening
+        if tokenizer.format.shipped is not None:
+            before = tokenizer.markers.decode(tokenizer.encode(opened, add_special_tokens=False))
+        try:
+            end = "".join(tokenizer.format.thought_ends(before))
+        except ValueError as error:
+            raise InvalidRequest(
+                "the prompt of this model begins its reasoning, and the tokenizer's response "
+                f"template does not say how it ends: {error}"
+            ) from error
+        return "" if end.strip() in answer else end
 
     def prompt(self, messages: Sequence[Mapping[str, str]], prompt: str) -> tuple[int, ...]:
         """Tokens in front of an answer, as a request for it would have them."""
