@@ -18,6 +18,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from transformers import AutoTokenizer
 
 import tandem
 from patience import PATIENCE_S
@@ -34,6 +35,21 @@ DEMO_MODEL = Path(tandem.__file__).parent / "demo_model"
 def demo_tokenizer() -> Tokenizer:
     """The bundled model's tokenizer."""
     return Tokenizer.load(DEMO_MODEL)
+
+
+def thinking_tokenizer(**shipped: Any) -> Tokenizer:
+    """The bundled model's, with prompts that begin reasoning, which finished turns do not show.
+    `shipped` is how a response template of its own says where reasoning ends."""
+    backend = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    backend.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}"
+        "<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    if shipped:
+        fields = {"thinking": {"open": "<think>", **shipped}, "content": {}}
+        backend.response_template = {"start_anchor": "<|im_start|>assistant", "fields": fields}
+    return Tokenizer(backend)
 
 
 def make_app(

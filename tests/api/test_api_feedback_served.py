@@ -15,10 +15,11 @@ from feedback_client import send, served
 from fake_engine import FakeEngine, Script
 from learning_world import CANARY
 from patience import PATIENCE_S
-from serving import demo_tokenizer, make_app
+from serving import demo_tokenizer, make_app, thinking_tokenizer
 from tandem.config import LearningConfig
 from tandem.core.request import Request
 from tandem.core.training import Role, TrainingSequence
+from tandem.services.answering.tokenizer import Tokenizer
 
 END = 2
 SPELT = tuple(
@@ -28,14 +29,16 @@ SPELT = tuple(
 
 
 @contextmanager
-def learning(tmp_path: Path, **script: Any) -> Iterator[tuple[httpx.Client, FakeEngine]]:
+def learning(
+    tmp_path: Path, tokenizer: Tokenizer | None = None, **script: Any
+) -> Iterator[tuple[httpx.Client, FakeEngine]]:
     canary = tmp_path / "canary.jsonl"
     canary.write_text(CANARY)
     config = LearningConfig(
         canary_file=str(canary), held_out=0.0, epochs=1, replay=0.0, version_wait_s=0.0
     )
     engine = FakeEngine(play=lambda request, index: Script(**{"tokens": SPELT, **script}))
-    with served(make_app(engine, learning=config)) as http:
+    with served(make_app(engine, tokenizer=tokenizer, learning=config)) as http:
         yield http, engine
 
 
@@ -138,6 +141,58 @@ def test_a_pair_is_trained_on_as_it_was_served(tmp_path: Path, by: str) -> None:
         chosen, rejected = trained(engine, 2, Role.CHOSEN, Role.REJECTED)
     assert completion(chosen) == (*SPELT[:6], END)
     assert completion(rejected) == (*SPELT, END)
+
+
+THOUGHT = "Hm, the user asks for a capital.</think>\n\nThe capital is Paris."
+SHOWN = "The capital is Paris."
+
+
+@contextmanager
+def reasoning(tmp_path: Path) -> Iterator[tuple[httpx.Client, FakeEngine, dict[str, Any]]]:
+    """A model that reasons has answered, and its client has seen the content alone."""
+    tokenizer = thinking_tokenizer()
+    with learning(tmp_path, tokenizer) as (http, engine):
+
+        def play(request: Request, index: int) -> Script:
+            text = ("Lyon.</think>Lyon.", THOUGHT)[index % 2]
+            return Script(tokens=tokenizer.encode(text, add_special_tokens=False))
+
+        engine.play = play
+        answer = ask(http, "/chat/completions", messages=[{"role": "user", "content": "?"}], n=2)
+        message = answer["choices"][1]["message"]
+        assert (message["content"], message["reasoning"]) == (SHOWN, THOUGHT.partition("<")[0])
+        yield http, engine, {"completion_id": answer["id"], "adapter": "formal"}
+
+
+@pytest.mark.parametrize(
+    ("signal", "rating"),
+    [
+        ({"type": "edit", "text": f"{SHOWN} "}, 1.0),
+        ({"type": "dwell_time", "seconds": 1.1}, 1.0),  # four words
+        ({"type": "dwell_time", "seconds": 0.3}, 0.5),
+    ],
+)
+def test_signals_are_about_what_the_client_was_shown(
+    tmp_path: Path, signal: dict[str, Any], rating: float
+) -> None:
+    with reasoning(tmp_path) as (http, _, about):
+        stored = send(http, **about, choice=1, signal=signal)
+    assert (stored["kind"], stored["rating"]) == ("rating", rating)
+
+
+def test_texts_that_were_shown_are_trained_on_with_their_reasoning(tmp_path: Path) -> None:
+    written = thinking_tokenizer().encode(THOUGHT, add_special_tokens=False)
+    with reasoning(tmp_path) as (http, engine, about):
+        send(http, **about, choice=0, signal={"type": "regenerate", "text": SHOWN})
+        (kept,) = trained(engine, 1, Role.CHOSEN)
+        both = {"chosen": SHOWN, "rejected": "Lyon."}
+        named = send(http, **about, preference=both)
+        again = send(http, **about, preference={"chosen": 1, "rejected": 0})
+        assert send(http, 400, **about, preference={"chosen": SHOWN, "rejected": 1})
+        assert send(http, 400, **about, choice=1, demonstration=SHOWN)
+        named = http.get(f"/feedback/{named['id']}").json()
+    assert completion(kept) == (*written, END)
+    assert named["superseded_by"] == again["id"]
 
 
 def test_an_answer_that_the_client_sends_itself_ends_as_the_template_ends(tmp_path: Path) -> None:

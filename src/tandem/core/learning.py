@@ -62,7 +62,8 @@ class ServedTokens:
 class ReceiptChoice:
     """One answer of a completion. `prompt` is its own if the request had several prompts.
 
-    Receipts kept by an older Tandem have no `tokens`.
+    `shown` is what came to the client as content, if that is not all of `text`: reasoning and tool
+    calls are apart. Receipts kept by an older Tandem have neither `shown` nor `tokens`.
     """
 
     index: int
@@ -70,6 +71,12 @@ class ReceiptChoice:
     finish_reason: str
     prompt: str = ""
     tokens: AnswerTokens | None = None
+    shown: str = ""
+
+    @property
+    def content(self) -> str:
+        """What its reader takes for the answer; all of it, if nothing of it is content."""
+        return self.shown if self.shown.strip() else self.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from transformers import AutoTokenizer
 
-from serving import DEMO_MODEL, demo_tokenizer
+from serving import demo_tokenizer, thinking_tokenizer
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import AnswerTokens, Ending, Sample, SampleKind, ServedTokens
 from tandem.core.sequence import FinishReason
@@ -49,22 +48,9 @@ def test_tokens_are_those_of_the_whole_conversation() -> None:
     assert encoded.prompt == demo_tokenizer().encode_chat(turns[:1])
 
 
-def thinking(**shipped: object) -> Tokenizer:
-    """Its prompt opens reasoning; finished turns show none."""
-    backend = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    backend.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}"
-        "<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-    )
-    if shipped:
-        fields = {"thinking": {"open": "<think>", **shipped}, "content": {}}
-        backend.response_template = {"start_anchor": "<|im_start|>assistant", "fields": fields}
-    return Tokenizer(backend)
-
-
-@pytest.mark.parametrize("tokenizer", [thinking(), thinking(close="</think>")], ids=range(2))
-def test_an_answer_follows_reasoning_that_the_prompt_has_begun(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("shipped", [{}, {"close": "</think>"}], ids=range(2))
+def test_an_answer_follows_reasoning_that_the_prompt_has_begun(shipped: dict[str, str]) -> None:
+    tokenizer = thinking_tokenizer(**shipped)
     encoder = Encoder(tokenizer, END, Limits(200, 256))
     reasoned = "Polite.</think>\n\nGood day."
     for written, reasoning in (("Good day.", ""), (reasoned, "Polite.")):
@@ -80,7 +66,7 @@ def test_an_answer_follows_reasoning_that_the_prompt_has_begun(tokenizer: Tokeni
 
 
 def test_reasoning_that_cannot_be_ended_is_refused() -> None:
-    encoder = Encoder(thinking(close_pattern="</think>"), END, Limits(200, 256))
+    encoder = Encoder(thinking_tokenizer(close_pattern="</think>"), END, Limits(200, 256))
     with pytest.raises(InvalidRequest, match="does not say how it ends"):
         encoder.encode(sample(SampleKind.SFT))
 

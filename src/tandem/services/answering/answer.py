@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.core.clock import Clock
 from tandem.core.errors import InvalidRequest, OutOfMemory, Overloaded, TandemError
@@ -254,6 +254,7 @@ class _Part:
         ]
         self._begun: set[int] = set()
         self._texts: list[list[str]] = [[] for _ in range(request.n)]
+        self._shown: list[list[str]] = [[] for _ in range(request.n)]
         self._reasons: list[str] = [""] * request.n
         self._writers: set[str | None] = set()
 
@@ -270,10 +271,13 @@ class _Part:
     def receipt_choices(self) -> list[ReceiptChoice]:
         """What the choices have become, without the echoed prompt."""
         ends = self._tools.client.info.eos_token_ids
-        return [
-            ReceiptChoice(choice.index, "".join(texts), reason, tokens=choice.served(ends))
-            for choice, texts, reason in zip(self._choices, self._texts, self._reasons, strict=True)
-        ]
+        made = []
+        for place, choice in enumerate(self._choices):
+            text, shown = "".join(self._texts[place]), "".join(self._shown[place])
+            kept = ReceiptChoice(choice.index, text, self._reasons[place])
+            kept = replace(kept, tokens=choice.served(ends))
+            made.append(kept if shown == text else replace(kept, shown=shown))
+        return made
 
     async def take(self, event: TokenEvent) -> list[Delta]:
         """Deltas of one event; tokens wait for the scores of the whole prompt, if asked for.
@@ -359,7 +363,9 @@ class _Part:
             if event.index == 0:
                 self._show(ended=event.finish_reason is FinishReason.STOP)
         if self._readers:
-            return self._readers[event.index].read(delta)
+            read = self._readers[event.index].read(delta)
+            self._shown[event.index] += [part.text for part in read]
+            return read
         return [*self._opening(event.index, choice), delta]
 
     def _show(self, *, ended: bool) -> None:

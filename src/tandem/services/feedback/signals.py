@@ -68,8 +68,10 @@ class Meaning:
     weight: float = 1.0
 
 
-def interpret(signal: Signal, answer: str) -> Meaning:
-    """The explicit form of `signal` about `answer`. Raises `InvalidRequest` for a missing field."""
+def interpret(signal: Signal, answer: str, shown: str = "") -> Meaning:
+    """The explicit form of `signal` about `answer`, of which the user was `shown` that (empty: all
+    of it). Raises `InvalidRequest` for a missing field."""
+    shown = shown or answer
     match signal.type:
         case SignalType.REGENERATE if signal.text is not None:
             weight = WEIGHTS["regenerate with a kept answer"]
@@ -79,14 +81,14 @@ def interpret(signal: Signal, answer: str) -> Meaning:
         case SignalType.EDIT:
             if signal.text is None:
                 raise InvalidRequest("an edit needs the edited 'text'", param="signal.text")
-            if signal.text.strip() == answer.strip():
+            if signal.text.strip() == shown.strip():
                 return _rated(answer, 1.0, "edit without a change")
             weight = WEIGHTS["edit"]
             return Meaning(FeedbackKind.DEMONSTRATION, signal.text, answer, weight=weight)
         case SignalType.SKIP:
             return _rated(answer, 0.0, "skip")
         case SignalType.DWELL_TIME:
-            return _dwelt(signal, answer)
+            return _dwelt(signal, answer, reading_s(shown))
         case SignalType.REPHRASE:
             return _rated(answer, 0.0, "rephrase")
 
@@ -96,13 +98,13 @@ def reading_s(answer: str) -> float:
     return max(len(answer.split()), 1) / READING_WORDS_A_SECOND
 
 
-def _dwelt(signal: Signal, answer: str) -> Meaning:
+def _dwelt(signal: Signal, answer: str, reading_time_s: float) -> Meaning:
     """Looked at for less than a fifth of the reading time, or for at least all of it."""
     if signal.seconds is None:
         raise InvalidRequest("a dwell time needs 'seconds'", param="signal.seconds")
-    if signal.seconds < _SHORT * reading_s(answer):
+    if signal.seconds < _SHORT * reading_time_s:
         return _rated(answer, 0.0, "dwell_time short")
-    if signal.seconds >= _LONG * reading_s(answer):
+    if signal.seconds >= _LONG * reading_time_s:
         return _rated(answer, 1.0, "dwell_time long")
     return Meaning(FeedbackKind.RATING, answer, rating=0.5, weight=0.0)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import (
@@ -50,7 +50,8 @@ class Ask:
 class Subject:
     """A conversation with its answer, if one is known, and the receipt, if it is ours.
 
-    `choice` is the receipt's that was named, else its first: it says which prompt is meant.
+    `choice` is the receipt's that was named, else its first: it says which prompt is meant. `shown`
+    is what of the answer came as content (empty: all of it, or no answer is known).
     """
 
     messages: Messages
@@ -58,6 +59,7 @@ class Subject:
     answer: str | None
     receipt: Receipt | None = None
     choice: ReceiptChoice | None = None
+    shown: str = ""
 
 
 async def subject_of(ask: Ask, receipts: Receipts, tenant: str) -> Subject:
@@ -91,12 +93,16 @@ async def subject_of(ask: Ask, receipts: Receipts, tenant: str) -> Subject:
 def meaning_of(ask: Ask, subject: Subject) -> Meaning:
     """What was said, in texts. Raises `InvalidRequest` for what contradicts itself or is empty."""
     if ask.signal is not None:
-        meaning = interpret(ask.signal, _answer(subject))
+        meaning = interpret(ask.signal, _answer(subject), subject.shown)
+        if meaning.kind is FeedbackKind.PREFERENCE:
+            meaning = replace(meaning, chosen=_whole(subject, meaning.chosen))
     elif ask.rating is not None:
         meaning = Meaning(FeedbackKind.RATING, _answer(subject), rating=ask.rating)
     elif ask.demonstration is not None:
         original = "" if subject.answer is None else subject.answer
-        meaning = Meaning(FeedbackKind.DEMONSTRATION, ask.demonstration, original)
+        same = subject.shown and ask.demonstration == subject.shown
+        written = original if same else ask.demonstration
+        meaning = Meaning(FeedbackKind.DEMONSTRATION, written, original)
     elif ask.preferred is not None and ask.dispreferred is not None:
         chosen, rejected = _text(subject, ask.preferred), _text(subject, ask.dispreferred)
         meaning = Meaning(FeedbackKind.PREFERENCE, chosen, rejected)
@@ -180,11 +186,14 @@ def _of_receipt(ask: Ask, receipt: Receipt) -> Subject:
             f"the completion has {len(receipt.choices)} choices; say which one: 'choice'",
             param="choice",
         )
-    answer = choice.text if index is not None or not several else None
+    known = index is not None or not several
+    answer, shown = (choice.text, choice.content) if known else (None, "")
     for other in (ask.preferred, ask.dispreferred):
         if isinstance(other, int) and not _same_prompt(receipt, _choice(receipt, other), choice):
             raise InvalidRequest("these choices answer different prompts", param="preference")
-    return Subject(receipt.messages, choice.prompt or receipt.prompt, answer, receipt, choice)
+    return Subject(
+        receipt.messages, choice.prompt or receipt.prompt, answer, receipt, choice, shown
+    )
 
 
 def _has_prompts(receipt: Receipt) -> bool:
@@ -216,12 +225,23 @@ def _choice(receipt: Receipt, index: int | None) -> ReceiptChoice:
 
 def _text(subject: Subject, answer: str | int) -> str:
     if isinstance(answer, str):
-        return answer
+        return _whole(subject, answer)
     if subject.receipt is None:
         raise InvalidRequest(
             "the index of a choice needs a 'completion_id'; send texts", param="preference"
         )
     return _choice(subject.receipt, answer).text
+
+
+def _whole(subject: Subject, text: str) -> str:
+    """All of the answer that came to the client as `text`, else `text`."""
+    receipt, choice = subject.receipt, subject.choice
+    if receipt is None or choice is None:
+        return text
+    for other in (choice, *receipt.choices):
+        if text in (other.text, other.content) and _same_prompt(receipt, other, choice):
+            return other.text
+    return text
 
 
 def _answer(subject: Subject) -> str:
