@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -109,8 +110,9 @@ async def test_a_passing_shortage_is_no_fault_of_samples_that_came_late(
 async def test_a_sample_for_which_there_is_never_room_is_invalid_in_the_end(
     tmp_path: Path, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone, and beside some that are learned meanwhile."""
+    """Alone, and beside some that are learned meanwhile; whatever the clock is set to."""
     monkeypatch.setattr(block_trainer, "_SHORT_FOR_S", 0.2)
+    started_s = time.time()
     tried = list[TrainingStep]()
 
     def judge(step: TrainingStep) -> str | None:
@@ -119,7 +121,10 @@ async def test_a_sample_for_which_there_is_never_room_is_invalid_in_the_end(
         tried.append(step)
         return NO_MEMORY
 
-    async with world(tmp_path, engine=FakeEngine(judge=judge)) as made:
+    def now() -> float:
+        return started_s - 3600.0 * len(tried)
+
+    async with world(tmp_path, engine=FakeEngine(judge=judge), now=now) as made:
         large, small = made.sample(SampleKind.SFT), [made.sample() for _ in range(others)]
         await made.give([large, *small])
         made.learner.notify("formal")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,18 @@ async def test_samples_become_a_published_version(tmp_path: Path) -> None:
         assert event.message == "version 1 published" and event.data["samples"] == 8
         row = (await made.store.read(samples.get, [given[0].sample_id]))[0]
         assert row.state is SampleState.CONSUMED and row.version == 1 and row.uses == 1
+
+
+async def test_a_clock_that_is_set_back_shortens_no_version(tmp_path: Path) -> None:
+    engine, started_s = FakeEngine(), time.time()
+    async with world(
+        tmp_path, engine=engine, now=lambda: started_s - 3600.0 * len(engine.steps)
+    ) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await settled(made)
+        took_s = made.learner.took_s("formal")
+        assert took_s is not None and took_s >= 0.0
 
 
 async def test_steps_are_pairs_with_references_of_the_base(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Collection, Sequence
 from contextlib import aclosing
@@ -303,7 +304,7 @@ class BlockTrainer:
 
     def _lasting(self, short: Collection[str]) -> set[str]:
         """Samples that have found no room, or failed, several times, for a while."""
-        found, now_s = set[str](), self._tools.now()
+        found, now_s = set[str](), time.monotonic()
         for sample_id in short:
             times, since_s = self._short.get(sample_id, (0, now_s))
             self._short[sample_id] = times + 1, since_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -181,7 +182,7 @@ class Course:
         ready = [group for group in shared if not ready_in_s(group, most, settings, now_s)]
         if not ready:
             return Progress.SOON if any(shared) else Progress.IDLE
-        chosen, begun_s = ready[0], now_s
+        chosen, begun_s = ready[0], time.monotonic()
         self._tools.publisher.require_room(self.name)
         await self._tools.publisher.require_disk(self.name)
         if self._client.state is not EngineState.READY:  # what is not claimed is not blamed
@@ -194,7 +195,7 @@ class Course:
             maker = await self._trainer.learn(block)
             if block.latest and block.fair:
                 await self._conclude(block, maker)
-                self.took_s = self._tools.now() - begun_s
+                self.took_s = time.monotonic() - begun_s
             elif block.known and not block.latest:
                 await self._nothing_new(block)
             else:
