@@ -25,9 +25,7 @@ from tandem.services.answering.calls import CallScanner, Piece, call_of
 from tandem.services.answering.choice import CallPiece, Delta
 from tandem.services.answering.formats import (
     CALLS,
-    CLOSE,
     CONTENT,
-    OPEN,
     REASONING_FIELDS,
     AnswerFormat,
     Calls,
@@ -65,14 +63,20 @@ class AnswerReader:
         template = form.template(tools=bool(calling.tools))
         assert template is not None
         spec = load_response_template(template)
+        self._fields = spec.fields
         self._closes = spec.fields[CALLS].close_re if CALLS in spec.fields else None
         self._tail = ""  # of the text so far
         self._cut = self._half = False
+        self._text = spec.truncate_past_last_anchor(prefix)  # without what became parts
+        self._read_chars, self._prompt_chars = 0, len(self._text)  # of that
         self._broken = False
         try:
             self._parser = ResponseParser(template, prefix=prefix, tools=list(calling.tools))
         except _BROKEN:  # what there is of the answer already
             self._broken = True
+        else:
+            for event in self._parser.initial_events:
+                self._follow(event)
         self._shipped = form.shipped is not None
         self._calls = form.calls
         self._calling = calling
@@ -114,44 +118,66 @@ class AnswerReader:
         if self._broken:
             return [Delta(0, text)] if text else []
         last: list[Mapping[str, Any]] = []
+        self._text += text
         try:
             events = self._parser.feed(text)
             if ends:
                 last = self._parser.finalize()[1]
         except _BROKEN:
             self._broken, self._half = True, cut
-            return [Delta(0, self._body + text)]
+            return [Delta(0, self._text[self._prompt_chars :])]
         self._tail = (self._tail + text)[-_TAIL_CHARS:]
         made = [part for event in events for part in self._part(event)]
         # The parser also closes what was open at the end.
         self._cut = ends and cut and not _ends_with(self._closes, self._tail)
         return made + [part for event in last for part in self._part(event)]
 
+    def _follow(self, event: Mapping[str, Any]) -> str:
+        """Find where `event` ends in the text. Returns what the answer has of it: of a chunk, which
+        begins with text of the prompt where the parser had to wait to tell that from a marker; of
+        calls at their end, with the markers."""
+        kind, field, begins = event["type"], self._fields[event["field"]], self._read_chars
+        told, marker = event.get("text", ""), None
+        if kind == "region_open" and field.open_re is not None:
+            marker = field.open_re.search(self._text, begins)
+        elif kind == "region_close" and field.close_re is not None:
+            marker = field.close_re.match(self._text, begins)
+        self._read_chars = begins + len(told) if marker is None else marker.end()
+        told = told[max(0, self._prompt_chars - begins) :]
+        if field.name == CALLS and kind != "region_close":
+            return str(told)
+        if field.name == CALLS:
+            told = self._text[self._prompt_chars : self._read_chars]
+        self._text = self._text[self._read_chars :]
+        self._prompt_chars = max(0, self._prompt_chars - self._read_chars)
+        self._read_chars = 0
+        return str(told)
+
     def _part(self, event: Mapping[str, Any]) -> list[Delta]:
-        kind, name = event["type"], event["field"]
+        kind, name, text = event["type"], event["field"], self._follow(event)
         if kind == "region_chunk" and name == CONTENT:
-            return [Delta(0, event["text"])]
+            return [Delta(0, text)]
         if kind == "region_chunk" and name in REASONING_FIELDS:
-            return [Delta(0, "", reasoning=event["text"])]
+            return [Delta(0, "", reasoning=text)]
         if name != CALLS:
             return []
         if kind == "region_open":
             self._scanner, self._body = CallScanner(self._names), ""
             return []
         if kind == "region_chunk":
-            self._body += event["text"]
-            return self._told(self._scanner.push(event["text"])) if self._streams else []
-        return self._closed(event["value"])
+            self._body += text
+            return self._told(self._scanner.push(text)) if self._streams else []
+        return self._closed(event["value"], text)
 
-    def _closed(self, value: Any) -> list[Delta]:
-        """A stretch of calls is over."""
+    def _closed(self, value: Any, text: str) -> list[Delta]:
+        """A stretch of calls is over, whose `text` was this."""
         body, self._body = self._body, ""
         # Without an end marker, JSON that is whole is what the model wrote to its end.
         cut = self._cut and not (self._closes is None and _is_whole(body))
         self._half = self._cut and self._scanner.open if self._streams else cut
         if self._shipped:
             called = [] if cut else _calls_in(value, self._names)
-            return self._told(called) if called else [Delta(0, body)]
+            return self._told(called) if called else [Delta(0, text)]
         assert self._calls is not None
         if not self._streams and not cut:
             called = _calls_in(_inside(body, self._calls, self._calling), self._names)
@@ -159,7 +185,7 @@ class AnswerReader:
                 return self._told(called)
         elif self._streams and (self._scanner.found or "".join(body.split()) == "[]"):
             return []  # no calls is what an empty list says
-        return [Delta(0, f"{value[OPEN]}{body}{value[CLOSE]}")]
+        return [Delta(0, text)]
 
     def _told(self, pieces: Sequence[Piece]) -> list[Delta]:
         made: list[Delta] = []
