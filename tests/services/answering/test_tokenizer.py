@@ -14,8 +14,15 @@ from tandem.core.errors import InvalidRequest, UnsupportedModel
 from tandem.services.answering.tokenizer import Tokenizer
 
 
-def make(folder: Path, *, template: str | None = None, sentencepiece: bool = False) -> Tokenizer:
-    """A tiny tokenizer directory: single bytes, or SentencePiece-like with byte fallback."""
+def make(
+    folder: Path,
+    *,
+    template: str | None = None,
+    sentencepiece: bool = False,
+    special: tuple[str, ...] = (),
+) -> Tokenizer:
+    """A tiny tokenizer directory: single bytes, or SentencePiece-like with byte fallback; `special`
+    tokens are not named in its configuration."""
     folder.mkdir()
     if sentencepiece:
         words = ["<unk>", "<s>", "▁Hello", "▁", "o", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -29,6 +36,7 @@ def make(folder: Path, *, template: str | None = None, sentencepiece: bool = Fal
         backend = Backend(models.BPE({word: place for place, word in enumerate(words)}, []))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(list(special))
     backend.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
     if template is not None:
@@ -97,6 +105,18 @@ def test_special_and_padding_ids_are_safe() -> None:
     assert tokenizer.decode(stop) == ""
     assert tokenizer.token_bytes(tokenizer.size + 5) == b""
     assert tokenizer.decode([tokenizer.size + 5]) == ""
+
+
+def test_special_tokens_that_only_the_vocabulary_names_are_not_shown(tmp_path: Path) -> None:
+    """Only those by which answers are read."""
+    names = ("<|turn|>", "[TOOL_CALLS]")
+    tokenizer = make(tmp_path / "bytes", template="{% if tools %}{% endif %}", special=names)
+    turn, calls = (tokenizer.special_token(name) for name in names)
+    assert turn is not None and calls is not None
+    tokens = [turn, *tokenizer.encode("Hello"), calls, turn]
+    assert tokenizer.markers.decode(tokens) == "Hello[TOOL_CALLS]"
+    assert tokenizer.decode(tokens) == "Hello"
+    assert tokenizer.token_text(turn) == "<|turn|>"
 
 
 def test_loading_takes_a_path_or_a_string() -> None:

@@ -34,7 +34,10 @@ class Tokenizer:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._special_ids = frozenset(int(token) for token in backend.all_special_ids)
+        added = backend.added_tokens_decoder.items()  # of them, the configuration may name none
+        self._special_ids = frozenset(map(int, backend.all_special_ids)) | frozenset(
+            int(token) for token, what in added if what.special
+        )
         self._longest = max(map(len, backend.get_vocab()), default=1)
         described = backend.backend_tokenizer.to_str() if backend.is_fast else ""
         self._pieces = _piece_kind(described)
