@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from starlette.responses import StreamingResponse
+from uvicorn.server import ServerState
 
 from fake_engine import FakeEngine, Script
 from patience import PATIENCE_S
@@ -199,6 +200,33 @@ def test_a_reader_that_never_reads_on_is_not_waited_for() -> None:
     with live(app, http=Hasty) as url, connect(url) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert ended.wait(timeout=60)
+
+
+async def test_a_reader_that_reads_on_slowly_is_waited_for() -> None:
+    """Though the buffer never gets so empty that asyncio tells of it."""
+    unsent_bytes, aborted = iter((9, 8, 8, 5, 5, 5)), asyncio.Event()
+
+    class Hastiest(PatientProtocol):
+        patience_s = 0.0
+
+    class Buffer(asyncio.Transport):
+        def get_write_buffer_size(self) -> int:
+            return next(unsent_bytes)
+
+        def is_closing(self) -> bool:
+            return True  # then no head is expected
+
+        def abort(self) -> None:
+            aborted.set()
+
+    config = uvicorn.Config(make_app(FakeEngine()), http=Hastiest, log_level="error")
+    config.load()
+    protocol, (near, far) = Hastiest(config, ServerState(), {}), socket.socketpair()
+    with near, far:
+        protocol.connection_made(Buffer({"socket": near}))
+        protocol.pause_writing()
+        await asyncio.wait_for(aborted.wait(), PATIENCE_S)
+    assert list(unsent_bytes) == []
 
 
 def test_a_body_does_not_wait_until_its_head_is_acknowledged() -> None:

@@ -59,13 +59,25 @@ class PatientProtocol(H11Protocol):
         """The client does not read as fast as it is sent."""
         super().pause_writing()
         if self._unread is None:
-            self._unread = self.loop.call_later(self.patience_s, self.transport.abort)
+            self._watch()
 
     def resume_writing(self) -> None:
         """It has read on."""
         super().resume_writing()
         _stop(self._unread)
         self._unread = None
+
+    def _watch(self) -> None:
+        """Wait for it to read on; a long answer is one write, of which any part counts."""
+        self._unread = self.loop.call_later(
+            self.patience_s, self._look, self.transport.get_write_buffer_size()
+        )
+
+    def _look(self, unsent_bytes: int) -> None:
+        if self.transport.get_write_buffer_size() < unsent_bytes:
+            self._watch()
+        else:
+            self.transport.abort()
 
     def _refused(self) -> bool:
         """Whether a body still comes though its answer was sent."""
