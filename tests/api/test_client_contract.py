@@ -107,10 +107,18 @@ def test_token_ids_are_returned_on_request(http: httpx.Client, engine: FakeEngin
     prompts = [choice["prompt_token_ids"] for choice in answer["choices"]]
     assert prompts == [[5], [5], [6, 7], [6, 7]]
     for route, body in ((CHAT, BODY), (COMPLETIONS, PLAIN)):
-        chunks = streamed(http, route, {**body, **wanted})
+        chunks = streamed(http, route, {**body, **wanted, "n": 2})
         choices = [chunk["choices"][0] for chunk in chunks]
-        assert [one for choice in choices for one in choice.get("token_ids", [])] == whole
-        assert choices[0]["prompt_token_ids"] == list(engine.requests[-1].prompt)
+        mine = [choice for choice in choices if choice["index"] == 1]
+        assert [one for choice in mine for one in choice.get("token_ids", [])] == whole
+        prompt = list(engine.requests[-1].prompt)
+        told = [chunk.get("prompt_token_ids") for chunk in chunks]
+        told_by_choices = [choice["prompt_token_ids"] for choice in choices
+                           if "prompt_token_ids" in choice]  # fmt: skip
+        if route == CHAT:
+            assert told == [prompt] + [None] * (len(chunks) - 1) and not told_by_choices
+        else:
+            assert told == [None] * len(chunks) and told_by_choices == [prompt, prompt]
         assert "token_ids" not in http.post(route, json=body).text
 
 

@@ -273,6 +273,7 @@ class ChunkEncoder:
         self._shape = shape
         self._wants = wants
         self._opened: set[int] = set()
+        self._told_prompt = False
 
     def delta(self, header: Header, delta: Delta, usage: Usage) -> bytes:
         """The events of one delta; nothing if it would tell the client nothing."""
@@ -291,7 +292,7 @@ class ChunkEncoder:
             }
             if self._wants.token_ids:
                 choice["token_ids"] = list(delta.token_ids)
-                if opening:
+                if opening and not self._shape.one_prompt:
                     choice["prompt_token_ids"] = header.prompt_of(delta.index)
             events = self._chunk(header, choice, usage)
         if delta.finish_reason is not None:
@@ -306,6 +307,9 @@ class ChunkEncoder:
 
     def _chunk(self, header: Header, choice: Json, usage: Usage) -> bytes:
         chunk = {**header.json(self._shape.chunk), "choices": [choice]}
+        if self._wants.token_ids and self._shape.one_prompt and not self._told_prompt:
+            self._told_prompt = True
+            chunk["prompt_token_ids"] = header.prompts[0]
         if self._wants.running_usage:
             chunk["usage"] = usage_json(usage)
         elif self._wants.usage:
