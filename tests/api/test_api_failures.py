@@ -14,7 +14,7 @@ import pytest
 
 from fake_engine import FakeEngine, Script
 from patience import eventually
-from serving import live, make_app, sent
+from serving import demo_tokenizer, live, make_app, sent
 from tandem.config import ServerConfig
 from tandem.core.plan import NO_MEMORY
 from tandem.core.ports import EngineState
@@ -67,6 +67,17 @@ def test_a_death_within_a_stream_is_an_event_that_the_official_client_raises() -
         events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
         assert events[-1] == "[DONE]"
         assert json.loads(events[-2])["error"]["code"] == "engine_unavailable"
+
+
+def test_a_death_before_the_first_event_of_a_stream_is_a_status() -> None:
+    """The first token may be the beginning of a stop string."""
+    [bracket] = demo_tokenizer().encode("(", add_special_tokens=False)
+    engine = FakeEngine(play=lambda r, i: Script(tokens=(bracket,) * 2, dies_after=1))
+    body = {"model": "demo", "prompt": "x", "stream": True, "stop": ["(zzz"]}
+    with live(make_app(engine)) as url:
+        response = httpx.post(f"{url}/v1/completions", json=body)
+        assert response.status_code == 503 and response.headers["retry-after"] == "3"
+        assert len(engine.requests) == 1
 
 
 def test_a_death_or_failure_without_a_stream_is_a_status() -> None:

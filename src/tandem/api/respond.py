@@ -134,18 +134,20 @@ async def _chunks(
     """The events of a streamed answer; fails only before the first of them."""
     written = dialect.stream()
     header: Header | None = None
+    told = False
     try:
         async with aclosing(answer.deltas()) as deltas:
             async for delta in deltas:
                 if header is None:
                     header = header_of(surface.models, answer, wants, created_s)
                 if chunk := written.delta(header, delta, answer.usage):
+                    told = True
                     yield chunk
         assert header is not None
         if chunk := written.end(header, answer.usage):
             yield chunk
     except Exception as error:
-        if header is None and not opening.sent:
+        if not told and not opening.sent:
             raise
         if not isinstance(error, TandemError):
             _log.error("a stream failed", exc_info=error)
