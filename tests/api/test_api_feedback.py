@@ -196,6 +196,7 @@ def test_store_false_keeps_no_receipt(http: httpx.Client) -> None:
         {**ABOUT, "completion": "x", "rating": "yes"},
         {**ABOUT, "completion": "x", "rating": True, "weight": 0},
         {**ABOUT, "completion": "x", "rating": True, "user": "a\u0000b"},
+        {"completion_id": "chatcmpl-\u0000", "rating": True},
         {**ABOUT, "completion": "x", "rating": True, "unknown": 1},
         {**ABOUT, "messages": [{**TURNS[0], "unknown": 1}], "completion": "x", "rating": True},
         {**ABOUT, "messages": [{**TURNS[0], "tool_calls": [1]}], "completion": "x", "rating": 1},

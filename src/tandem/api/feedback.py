@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tandem.api.connection import as_json, read_body
 from tandem.api.paging import read_limit, read_text
-from tandem.api.schemas import PERSON, Body, Metadata, parse
+from tandem.api.schemas import PERSON, WORD, Body, Metadata, parse
 from tandem.api.surface import Surface
 from tandem.api.turns import Messages
 from tandem.core.errors import InvalidRequest
@@ -77,7 +77,7 @@ class FeedbackRequest(Body):
     """Body of POST /v1/feedback."""
 
     feedback_id: Annotated[str, Field(pattern=_KEY)] | None = None
-    completion_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    completion_id: Annotated[str, Field(min_length=1, max_length=128, pattern=WORD)] | None = None
     choice: Annotated[int, Field(ge=0, le=_MOST_CHOICE)] | None = None
     messages: Messages | None = None
     prompt: str | None = None
