@@ -10,10 +10,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from transformers import AutoTokenizer
 
 from dialects import CODEX_FIELDS, SHELL, Says, events_of, prompt_of
-from fake_engine import INFO, FakeEngine
-from serving import live, make_app
+from fake_engine import INFO, FakeEngine, Script
+from serving import DEMO_MODEL, live, make_app
+from tandem.services.answering.tokenizer import Tokenizer
 
 RESPONSES = "/v1/responses"
 CALLS = '<tool_call>[{"name": "shell", "arguments": {"command": "ls"}}, ' \
@@ -88,6 +90,31 @@ def test_a_response(client: openai.OpenAI, engine: FakeEngine) -> None:
     assert answer.usage is not None and answer.usage.input_tokens_details.cached_tokens == 4
     assert answer.usage.input_tokens == len(engine.requests[-1].prompt)
     assert "<|im_start|>system\nBe brief.<|im_end|>" in prompt_of(engine)
+
+
+def test_a_response_counts_the_tokens_of_its_reasoning() -> None:
+    backend = AutoTokenizer.from_pretrained(str(DEMO_MODEL))
+    backend.chat_template += "{# <think> #}"
+    tokenizer = Tokenizer(backend)
+    thought, answer, alone = (
+        tokenizer.encode(text, add_special_tokens=False)
+        for text in ("<think>\nHm, what?", "\n</think>\n\nHello there", "Hello there")
+    )
+    engine = FakeEngine(play=lambda r, i: Script(tokens=(*thought, *answer)))
+    with live(make_app(engine, tokenizer=tokenizer)) as url:
+        whole = httpx.post(f"{url}{RESPONSES}", json=GOOD).json()
+        events = events_of(httpx.post(f"{url}{RESPONSES}", json={**GOOD, "stream": True}).text)
+        engine.play = lambda r, i: Script(tokens=alone)
+        brief = httpx.post(f"{url}{RESPONSES}", json=GOOD).json()
+    for response in (whole, events[-1]["response"]):
+        assert [item["content"][0]["text"] for item in response["output"]] == [
+            "Hm, what?",
+            "Hello there",
+        ]
+        told = response["usage"]["output_tokens_details"]
+        assert told == {"reasoning_tokens": len(thought)}
+    assert brief["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
+    assert [item["content"][0]["text"] for item in brief["output"]] == ["Hello there"]
 
 
 def test_a_response_tells_its_service_tier(client: openai.OpenAI) -> None:

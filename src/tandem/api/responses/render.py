@@ -79,10 +79,16 @@ class _Output:
         self._parts = Parts(("message", "reasoning", "function_call"), make)
         self.items = self._parts.all
         self.cut = False
+        self.reasoning_tokens = 0
+        self._waiting_tokens = 0  # what they say is not told yet
 
     def take(self, delta: Delta) -> tuple[bool, str]:
         """See `Parts`."""
         self.cut = delta.finish_reason is FinishReason.LENGTH
+        self._waiting_tokens += len(delta.token_ids)
+        if delta.text or delta.call or delta.reasoning:
+            self.reasoning_tokens += self._waiting_tokens if delta.reasoning else 0
+            self._waiting_tokens = 0
         return self._parts.take(delta)
 
     def json(self) -> list[Json]:
@@ -224,7 +230,7 @@ def _ended(asked: ResponsesRequest, header: Header, output: _Output, usage: Usag
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
     return made
