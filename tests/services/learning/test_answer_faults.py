@@ -115,6 +115,7 @@ def test_a_broken_answer_is_told_without_another_one() -> None:
 def test_a_symbol_is_an_answer_and_punctuation_is_none() -> None:
     for text in ("\N{THUMBS UP SIGN}", "\u2713", "\u2192"):
         assert fault(answer(text, tokens=2), answer(SOUND)) is None
+        assert fault(answer(text * 4, tokens=8), answer("Yes.")) == "one word over and over"
         assert fault(answer(text * 40, tokens=40), answer(SOUND)) == "almost no words"
     for text in ("...", ":-)", "+", "\u201c\u201d"):
         assert fault(answer(text, tokens=2), answer(SOUND)) == "empty"

@@ -11,11 +11,10 @@ import pytest
 
 from fake_engine import FakeEngine
 from fake_scores import score_of
-from learning_world import World, note_waits, settled, state_of, world
+from learning_world import settled, state_of, world
 from patience import PATIENCE_S, until
-from tandem.core.learning import EventRecord, GateMode, SampleKind, SampleState, VersionState
+from tandem.core.learning import SampleKind, SampleState, VersionState
 from tandem.core.training import LossKind, Role, ScoreRequest, TrainingStep
-from tandem.services.learning import block_trainer
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import adapters, events, feedback, samples
 from tandem.store.feedback import Filter
@@ -165,102 +164,6 @@ async def test_samples_that_break_a_step_are_isolated(tmp_path: Path) -> None:
         assert {await state_of(made, sample) for sample in good} == {SampleState.CONSUMED}
         row = (await made.store.read(samples.get, [bad.sample_id]))[0]
         assert row.problem == "the loss is not finite"
-
-
-async def test_parameters_that_cannot_be_trained_any_more_are_no_samples_fault(
-    tmp_path: Path,
-) -> None:
-    """They are thrown away, and the samples tried again at half the rate."""
-    settings = LearningSettings(gate=GateMode.ALWAYS, version_wait_s=0.0)
-    engine = FakeEngine()
-
-    def judge(step: TrainingStep) -> str | None:
-        revision = engine.trainers[step.trainer].revision
-        return "the gradient was not finite" if revision and len(engine.opened) == 1 else None
-
-    engine.judge = judge
-    async with world(tmp_path, engine=engine, settings=settings) as made:
-        given = [made.sample() for _ in range(4)]
-        await made.give(given)
-        made.learner.notify("formal")
-        await settled(made)
-        assert {await state_of(made, each) for each in given} == {SampleState.CONSUMED}
-        first, second = sorted(
-            await made.store.read(adapters.versions, "formal"), key=lambda each: each.number
-        )
-        assert (first.state, second.state) == (VersionState.REFUSED, VersionState.PUBLISHED)
-        assert first.reason.startswith("training failed: the gradient was not finite")
-        before, after = (spec.optimizer.learning_rate for spec in engine.opened[:2])
-        assert after == before / 2
-        assert any(first.reason in each.message for each in await events_of(made))
-
-
-@pytest.mark.parametrize("late", [False, True])
-async def test_a_trainer_that_fails_for_all_samples_is_no_samples_fault(
-    tmp_path: Path, late: bool
-) -> None:
-    """Before anything was trained, and beside a sample of an earlier version."""
-    failing = not late
-
-    def judge(step: TrainingStep) -> str | None:
-        return "the backward pass failed" if failing else None
-
-    async with world(tmp_path, engine=FakeEngine(judge=judge)) as made:
-        if late:
-            await made.give([made.sample() for _ in range(4)])
-            made.learner.notify("formal")
-            await settled(made)
-            failing = True
-        given = [made.sample() for _ in range(4)]
-        await made.give(given)
-        made.learner.notify("formal")
-
-        async def told() -> None:
-            while not any("learning failed: no sample" in e.message for e in await events_of(made)):
-                await asyncio.sleep(0.02)
-
-        await asyncio.wait_for(told(), PATIENCE_S)
-        failing = False
-        await settled(made)
-        assert {await state_of(made, each) for each in given} == {SampleState.CONSUMED}
-
-
-async def test_a_sample_that_fails_beside_one_of_an_earlier_version_is_invalid(
-    tmp_path: Path,
-) -> None:
-    def judge(step: TrainingStep) -> str | None:
-        tokens = {s.tokens for batch in step.micro_batches for s in batch}
-        return "the loss is not finite" if tokens & poison else None
-
-    poison: set[tuple[int, ...]] = set()
-    async with world(tmp_path, engine=FakeEngine(judge=judge)) as made:
-        await made.give([made.sample() for _ in range(4)])
-        made.learner.notify("formal")
-        await settled(made)
-        bad = made.sample(chosen="poison")
-        encoded = made.tools.encoder(made.tools.defaults).encode(bad)
-        poison.add(encoded.prompt + encoded.chosen)
-        await made.give([bad])
-        made.learner.notify("formal")
-        await settled(made)
-        assert await state_of(made, bad) is SampleState.INVALID
-
-
-async def test_a_sample_that_always_fails_alone_is_invalid_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(block_trainer, "_SHORT_FOR_S", 0.0)
-    waits = note_waits(monkeypatch)
-    async with world(tmp_path, engine=FakeEngine(judge=lambda step: "no loss")) as made:
-        bad = made.sample()
-        await made.give([bad])
-        made.learner.notify("formal")
-        await settled(made)
-        assert await state_of(made, bad) is SampleState.INVALID and len(waits) == 3
-
-
-async def events_of(made: World) -> list[EventRecord]:
-    return await made.store.read(events.listed, "formal")
 
 
 async def test_answers_that_repeat_themselves_are_not_imitated(tmp_path: Path) -> None:

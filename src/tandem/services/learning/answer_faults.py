@@ -34,6 +34,7 @@ _MANY_TOKENS = 16
 _LEAST_WORDS = 8  # in which repetition is looked for, beside all of an answer
 _ENDLESS_TIMES = 4  # the base's tokens
 _FEW_WORDS = 2
+_OFTEN = 4  # the one symbol of an answer
 # Replacements and controls (Cc).
 _BROKEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
 _CUT = "\N{REPLACEMENT CHARACTER}"
@@ -88,10 +89,13 @@ def fault_alone(answer: AnswerText) -> str | None:
 
 def _fault(answer: AnswerText, before: AnswerText, longer: int = 0) -> str | None:
     said = words(answer.text)
-    if not said and not _symbols(answer.text):
+    symbols = frozenset[str]() if said else _symbols(answer.text)
+    if not said and not symbols:
         return "empty"
     if not said and answer.tokens >= _MANY_TOKENS:
         return "almost no words"
+    if len(symbols) == 1 and answer.text.count(min(symbols)) >= _OFTEN:
+        return "one word over and over"
     if _broken(answer.text) > _broken(before.text):
         return "broken characters"
     if _longest_run(said) >= _LONGEST_RUN or _DRAWN_OUT.search(answer.text):

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 # How much smaller the steps become, at most, on the way to the end of the trust region.
 _LEAST_ROOM = 0.05
-# So often, and for so long, there was no room for a sample that is too large, or one failed alone.
+# So often, and for so long, there was no room for a sample that is too large.
 _MOST_SHORTAGES = 4
 _SHORT_FOR_S = 60.0
 
@@ -56,8 +56,6 @@ class BlockTrainer:
         self._short: dict[str, tuple[int, float]] = {}  # without room: how often, and since when
         self.open_from: tuple[int, int] | None = None
         """The version that it was opened at, or has become, and how often the rate was halved."""
-        self.broken = ""
-        """Why what it had trained since the last version cannot be trained any more."""
 
     @property
     def name(self) -> str:
@@ -85,7 +83,6 @@ class BlockTrainer:
             judged=True,
         )
         maker = StepMaker(self._tools.encoder(block.settings), self._tools.references, shape)
-        self.broken = ""
         problems = await asyncio.to_thread(maker.admit, [*block.claimed, *replayed])
         sound = [each for each in block.claimed if each.sample_id not in problems]
         problems |= await asyncio.to_thread(_repetitive, sound)
@@ -185,14 +182,12 @@ class BlockTrainer:
         """Go over all samples of a block that `may_go_on` again, until the next look at it is due.
         Raises as `learn`."""
         due = block.way + LOOK_EVERY
-        while block.may_go_on and block.way < due and not self.broken:
+        while block.may_go_on and block.way < due:
             await self._epoch(block, maker, block.everything())
 
     async def _epoch(self, block: Block, maker: StepMaker, heads: Sequence[SampleHead]) -> bool:
         """Once over `heads`; whether anything was learned."""
         await self._train(block, maker, heads, block.epochs)
-        if self.broken:
-            return False
         if block.latest:
             block.moved(await self._drift(block))
             logger.info(
@@ -247,25 +242,22 @@ class BlockTrainer:
         """Train the samples of failed steps one by one: those that fail alone are invalid.
 
         Each is tried once, so that nothing loops. What finds no room is accepted again, so that the
-        others are learned. Raises `NoMemory` if nothing of the block has found any. Where all fail,
-        and so does one that was trained before, it is not the samples' fault: see `_fail`.
+        others are learned. Raises `NoMemory` if nothing of the block has found any.
         """
         kinds = {sample.sample_id: sample.kind for sample in block.claimed}
         suspects = dict.fromkeys(sample_id for step in failed for sample_id in step.sample_ids)
-        alone = [sample_id for sample_id in suspects if sample_id in kinds]
-        tried = await self._alone(block, maker, [(each, kinds[each]) for each in alone])
-        problems = {failure.sample_ids[0]: failure.problem for failure in tried}
-        faults = {
-            failure.sample_ids[0]: failure.problem
-            for failure in tried
-            if failure.tried and failure.problem != NO_MEMORY
-        }
-        if faults and len(problems) == len(alone):
-            sound = [head for head in block.chosen if head.sample_id in block.latest] + block.seen
-            witness = [(s.sample_id, s.kind) for s in sound if s.sample_id not in suspects][:1]
-            if not witness or await self._alone(block, maker, witness):
-                await self._fail(block, faults, alone=len(alone) == 1 and not witness)
-                return
+        alone = [
+            _wanted((sample_id,), kinds[sample_id], block.settings, 0.0)
+            for sample_id in suspects
+            if sample_id in kinds
+        ]
+        problems: dict[str, str] = {}
+        async with aclosing(run_steps(self._client, maker, alone)) as results:
+            async for result in results:
+                if isinstance(result, Failed):
+                    problems[result.sample_ids[0]] = result.problem
+                else:
+                    await self._applied(block, *result)
         short = {sample_id for sample_id, why in problems.items() if why == NO_MEMORY}
         # Where several find no room for the first time, and nothing else has, none is too large.
         told = block.steps or len(alone) == 1 or short <= self._short.keys()
@@ -276,34 +268,8 @@ class BlockTrainer:
         if left and not block.steps:
             raise NoMemory(NO_MEMORY)
 
-    async def _fail(self, block: Block, faults: dict[str, str], *, alone: bool) -> None:
-        """No step is applied any more. What was trained is `broken`; if nothing was, this raises
-        `AdapterError`, and a sample that is alone becomes invalid when that has lasted."""
-        why = next(iter(faults.values()))
-        if block.steps:
-            self.broken = why
-            return
-        lasting = self._lasting(faults) if alone else set[str]()
-        await self._invalidate(block, dict.fromkeys(lasting, why))
-        if not lasting:
-            raise AdapterError(f"no sample can be trained on now: {why}")
-
-    async def _alone(
-        self, block: Block, maker: StepMaker, each: Sequence[tuple[str, SampleKind]]
-    ) -> list[Failed]:
-        """Train samples of these ids and kinds in a step of their own; those that failed."""
-        failed: list[Failed] = []
-        wanted = [_wanted((name,), kind, block.settings, 0.0) for name, kind in each]
-        async with aclosing(run_steps(self._client, maker, wanted)) as results:
-            async for result in results:
-                if isinstance(result, Failed):
-                    failed.append(result)
-                else:
-                    await self._applied(block, *result)
-        return failed
-
     def _lasting(self, short: Collection[str]) -> set[str]:
-        """Samples that have found no room, or failed, several times, for a while."""
+        """Samples that have found no room several times, for a while."""
         found, now_s = set[str](), time.monotonic()
         for sample_id in short:
             times, since_s = self._short.get(sample_id, (0, now_s))

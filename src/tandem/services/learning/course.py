@@ -270,9 +270,6 @@ class Course:
         while True:
             keys = [sample.key_id for sample in block.used]
             staged, verdict = await concluder.examine(path, block.settings, block.used, keys)
-            if self._trainer.broken:  # whatever it answers
-                reasons = (f"training failed: {self._trainer.broken}", *verdict.reasons)
-                verdict = Verdict(Outcome.REFUSE, reasons, verdict.metrics)
             if not (0.0 < verdict.excess < excess and block.may_go_on):
                 break
             excess = verdict.excess

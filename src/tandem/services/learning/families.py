@@ -18,17 +18,16 @@ from tandem.services.learning.encode import Encoded
 
 UNSCORED_LOSS = math.log(2.0)
 
+"""DPO's loss of a pair on which policy and reference agree."""
+
+Form = Callable[[Sequence[Encoded], Encoded | None, int], tuple[TrainingSequence, ...]]
+"""The sequences of one micro-batch; see `sequences_of`."""
+
 
 def smoothing_entropy(smoothing: float) -> float:
     """The least loss of a pair, in nats, whose labels are wrong with this probability (in 0 to 1,
     without the ends)."""
     return -smoothing * math.log(smoothing) - (1.0 - smoothing) * math.log(1.0 - smoothing)
-
-
-"""DPO's loss of a pair on which policy and reference agree."""
-
-Form = Callable[[Sequence[Encoded], Encoded | None, int], tuple[TrainingSequence, ...]]
-"""The sequences of one micro-batch; see `sequences_of`."""
 
 
 @dataclass(frozen=True, slots=True)

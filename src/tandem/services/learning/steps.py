@@ -23,7 +23,6 @@ from tandem.services.learning.references import Model, NotFinite, References, Sc
 from tandem.training.losses import micro_batch_loss, step_items
 
 _GAINED = 0.75
-_LEFT_OUT = "the update was left out"
 
 AHEAD = 2
 """Steps of one trainer that the engine has at the same time."""
@@ -195,12 +194,10 @@ class StepMaker:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A step that was not applied; `problem` is for people. What was `tried` may have failed
-    through the trainer's fault."""
+    """A step that was not applied; `problem` is for people."""
 
     sample_ids: tuple[str, ...]
     problem: str
-    tried: bool = False
 
 
 Wanted = tuple[str, Sequence[str], LossSpec, float]
@@ -254,7 +251,7 @@ async def run_steps(
             if outcome.applied:
                 yield prepared, outcome
             else:
-                yield Failed(tuple(prepared.samples), outcome.problem or _LEFT_OUT, tried=True)
+                yield Failed(tuple(prepared.samples), outcome.problem or "the update was left out")
     finally:
         tasks = [each[1] for each in running if not isinstance(each, Failed)]
         if tasks:
