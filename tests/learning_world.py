@@ -141,7 +141,7 @@ def join(
     max_adapters: int = 0,
     keep_versions: int = 0,
     trains: bool = True,
-    now: Callable[[], float] = time.time,
+    now: Callable[[], float] | None = None,
 ) -> World:
     """Parts over an engine and an open store."""
     canary_file = directory / "canary.jsonl"
@@ -173,7 +173,7 @@ def join(
         or LearningSettings(
             batch_samples=4, steps_per_version=2, replay=0.25, epochs=1, version_wait_s=0.0
         ),
-        now=now,
+        now=now or time.time,
         trains=trains,
     )
     return World(engine, store, tools, Learner(tools), directory, registry)

@@ -8,7 +8,7 @@ from pathlib import Path
 import tandem
 
 PACKAGE = Path(tandem.__file__).parent
-MOST_LINES = 63_220
+MOST_LINES = 63_250
 MOST_PUBLIC_METHODS = 12
 OVER = {
     "engine/client.py:AsyncEngineClient": 20,

@@ -168,6 +168,7 @@ def reasoning(tmp_path: Path) -> Iterator[tuple[httpx.Client, FakeEngine, dict[s
     ("signal", "rating"),
     [
         ({"type": "edit", "text": f"{SHOWN} "}, 1.0),
+        ({"type": "edit", "text": THOUGHT}, 1.0),
         ({"type": "dwell_time", "seconds": 1.1}, 1.0),  # four words
         ({"type": "dwell_time", "seconds": 0.3}, 0.5),
     ],

@@ -97,7 +97,7 @@ def test_weights_and_adapters_in_other_places_are_not_the_models(repository, tmp
     weights = repository / "model.safetensors"
     (repository / "checkpoint-5").mkdir()
     weights.rename(repository / "checkpoint-5" / weights.name)
-    for name in ("pytorch_model.bin", "adapter_config.json", "adapter_model.bin"):
+    for name in ("pytorch_model.bin", "adapter_config.json", "adapter_model.safetensors"):
         (repository / name).write_bytes(b"{}")
     with fake_hub.serving("some/tiny", repository) as hub:
         done = located("some/tiny", tmp_path / "home", hub.url)
@@ -188,7 +188,11 @@ def test_the_served_name_is_the_last_part(model, name, tmp_path, monkeypatch):
         ((), r"holds no model \(no config\.json\)$"),
         (("adapter_config.json",), "it is an adapter: serve its base model with --adapter NAME="),
         (("tiny.gguf", "other.gguf"), r"serve the file: .*other\.gguf"),
-        (("config.json", "adapter_config.json"), "a model and an adapter; move adapter_config"),
+        (("config.json", "model.safetensors", "adapter_config.json"), "a model and an adapter; "),
+        (
+            ("config.json", "adapter_model.bin", "adapter_config.json"),
+            "it is an adapter: serve its",
+        ),
     ],
 )
 def test_a_directory_without_a_model_is_refused_with_what_to_do(tmp_path, content, message):

@@ -181,7 +181,7 @@ def _configuration(file: Path, architecture: str, fields: dict[str, Any]) -> Pre
         large = config.num_hidden_layers == _LARGE_GEMMA.get(architecture)
         config.query_pre_attn_scalar = per_head if large else config.head_dim
     if "sliding_window" in known and (architecture == "llama" or not config.sliding_window):
-        config.sliding_window = fields.get(f"{architecture}.attention.sliding_window") or None
+        config.sliding_window = None
     # `general.name` would be taken for the file's origin
     config.__dict__.pop("_model_name_or_path", None)
     return config

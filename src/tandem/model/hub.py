@@ -45,7 +45,7 @@ def fetched(name: str, progress: Progress) -> Path:
     except _Unreachable as error:
         if (cached := try_to_load_from_cache(name, _CONFIG)) and isinstance(cached, str):
             logger.info("the hub does not answer (%s): using the copy in its cache", error)
-            return Path(cached).parent
+            return _without_adapter(Path(cached).parent)
         raise NotFound(
             f"there is no directory {name!r}, and the hub does not answer: {error}", param="model"
         ) from error
@@ -54,7 +54,8 @@ def fetched(name: str, progress: Progress) -> Path:
         if packed := [file for file in files if file.endswith(".gguf")]:
             advice = f"; download one of its GGUF files ({packed[0]}, ...) and serve that"
         raise UnsupportedModel(f"{name} on the hub has no {_CONFIG}{advice}")
-    safe = any(file.endswith(".safetensors") and "/" not in file for file in files)
+    own = [file for file in files if "/" not in file and not file.startswith("adapter_")]
+    safe = any(file.endswith(".safetensors") for file in own)
     weights = "*.safetensors" if safe else "*.bin"
     progress(f"downloading {name}", 0.0)
     disable_progress_bars()
@@ -73,7 +74,16 @@ def fetched(name: str, progress: Progress) -> Path:
         ) from error
     except Exception as error:  # network and disk have errors of their own
         raise NotFound(f"cannot download {name}: {_line(error)}", param="model") from error
-    return Path(found)
+    return _without_adapter(Path(found))
+
+
+def _without_adapter(folder: Path) -> Path:
+    """What transformers would load too is there only if something else has fetched it."""
+    if (folder / "adapter_config.json").exists():
+        raise UnsupportedModel(
+            f"the hub's cache has an adapter beside the model: remove {folder} and start again"
+        )
+    return folder
 
 
 def repository_of(model: str) -> str:

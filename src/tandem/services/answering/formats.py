@@ -23,6 +23,8 @@ Turn = dict[str, Any]
 CALLS, REASONING, CONTENT = "tool_calls", "reasoning_content", "content"
 REASONING_FIELDS = frozenset((REASONING, "reasoning", "thinking"))
 """What templates call reasoning."""
+OPEN, CLOSE = "open", "close"
+"""What our templates tell of a stretch of calls: the texts around it."""
 _NOWHERE = "\0"  # the prefix that a parser of ours gets holds nothing before the answer
 _MISTRAL_ID_CHARS = 9
 
@@ -154,9 +156,13 @@ class AnswerFormat:
         # Text inside is passed on as it comes, so nothing of it can be wrong for transformers.
         fields = {CONTENT: {"content": "text"}}
         if calls is not None:
-            fields[CALLS] = {"open_pattern": calls.opens, "repeats": True}
-            if calls.closes is not None:
-                fields[CALLS]["close_pattern"] = calls.closes
+            fields[CALLS] = {
+                "open_pattern": f"(?P<{OPEN}>{calls.opens})(?P<{CLOSE}>)",
+                "repeats": True,
+                "transform": {OPEN: f"{{{OPEN}}}", CLOSE: f"{{{CLOSE}}}"},
+            }
+            if calls.closes is not None:  # else it is empty, as it is where the answer ends before
+                fields[CALLS]["close_pattern"] = f"(?P<{CLOSE}>{calls.closes})"
         if self.reasons:
             fields[REASONING] = {
                 "open_pattern": r"\s{0,32}<think>\s*",
@@ -205,6 +211,7 @@ def format_of(source: str, vocabulary: Mapping[str, int], shipped: Template | No
     if calls is not None:
         markers += calls.opens + (calls.closes or "")
         markers += "".join(calls.spelling.call) if calls.spelling is not None else ""
+        markers += "[CALL_ID]" if calls is MISTRAL_NAMED else ""
     return AnswerFormat(
         calls,
         reasons,

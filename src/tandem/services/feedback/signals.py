@@ -81,7 +81,7 @@ def interpret(signal: Signal, answer: str, shown: str = "") -> Meaning:
         case SignalType.EDIT:
             if signal.text is None:
                 raise InvalidRequest("an edit needs the edited 'text'", param="signal.text")
-            if signal.text.strip() == shown.strip():
+            if signal.text.strip() in (shown.strip(), answer.strip()):
                 return _rated(answer, 1.0, "edit without a change")
             weight = WEIGHTS["edit"]
             return Meaning(FeedbackKind.DEMONSTRATION, signal.text, answer, weight=weight)
