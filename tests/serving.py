@@ -80,16 +80,16 @@ def new_directory() -> str:
 
 
 @contextmanager
-def sent(url: str, route: str, body: dict[str, Any]) -> Iterator[socket.socket]:
-    """A connection on which a request was sent; its client leaves at the end."""
+def sent(url: str, route: str, body: dict[str, Any], key: str = "none") -> Iterator[None]:
+    """A request is on its way; its client leaves at the end."""
     content = json.dumps(body).encode()
     head = (
         f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\n\r\n"
+        f"Authorization: Bearer {key}\r\nContent-Length: {len(content)}\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
         connection.sendall(head.encode() + content)
-        yield connection
+        yield
 
 
 class _Server(uvicorn.Server):

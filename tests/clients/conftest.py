@@ -6,7 +6,6 @@ installed is skipped, and says so.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from engine_serving import live_engine
 from fake_engine import FakeEngine, Script
 from patience import eventually
-from serving import live, make_app
+from serving import live, make_app, sent
 from tandem.config import ServerConfig, resolve
 from tandem.model.names import chat_file
 
@@ -47,15 +46,8 @@ def busy_url() -> Iterator[str]:
     """A server with the model `demo` that sheds every request: one waits, and no more may."""
     engine = FakeEngine(play=lambda request, index: Script(tokens=(20,), delay_s=3600))
     server = ServerConfig(max_waiting_requests=1, api_keys=(KEY,))
-    body = b'{"model": "demo", "prompt": "Hi"}'
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Authorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
     with live(make_app(engine, server)) as url:
-        _, _, port = url.rpartition(":")
-        with socket.create_connection(("127.0.0.1", int(port))) as waiting:
-            waiting.sendall(head.encode() + body)
-            eventually(lambda: bool(engine.requests))
+        with sent(url, "/v1/completions", {"model": "demo", "prompt": "Hi"}, KEY):
+            eventually(lambda: engine.requests)
             yield url
         eventually(lambda: not engine.running)

@@ -208,6 +208,17 @@ async def test_an_engine_that_hangs_is_gone_before_it_is_said_to_be_lost() -> No
     assert found[0] is False
 
 
+def test_the_engine_ends_with_its_parent() -> None:
+    """A parent that is killed cannot tell its child to stop."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert lives(child)
+        parent.kill()
+        parent.wait()
+    eventually(lambda: not lives(child))
+
+
 def test_a_paused_engine_ends_with_its_parent() -> None:
     """It cannot look after that itself, and would go on writing when it is continued."""
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:

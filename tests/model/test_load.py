@@ -128,6 +128,15 @@ def test_a_checkpoint_without_some_weights_is_refused(folder):
         load_model(ModelConfig(model=str(folder)))
 
 
+def test_weights_without_a_place_are_told(folder, caplog):
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.1.mlp.up_proj.bias"] = torch.zeros(4)
+    save_file(weights, file, metadata={"format": "pt"})
+    load_model(ModelConfig(model=str(folder)))
+    assert "has 1 weights for which the model has no place, such as model.layers.1" in caplog.text
+
+
 def with_settings(folder, **changes):
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))

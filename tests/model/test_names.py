@@ -116,6 +116,15 @@ def test_a_model_for_which_one_must_ask_says_so(monkeypatch):
         hub.fetched("some/gated", lambda text, share: None)
 
 
+def test_a_cache_with_an_adapter_beside_the_model_is_named(tmp_path, monkeypatch):
+    """Something else has fetched it; transformers would load both."""
+    (tmp_path / "adapter_config.json").touch()
+    monkeypatch.setattr(hub, "_files_of", lambda name: ["config.json", "model.safetensors"])
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    with pytest.raises(UnsupportedModel, match=f"remove {tmp_path} and start again"):
+        hub.fetched("some/model", lambda text, share: None)
+
+
 def test_without_a_network_the_answer_is_quick_and_one_line(tmp_path):
     begun_s = time.monotonic()
     done = located("some/tiny", tmp_path)

@@ -78,7 +78,7 @@ def fetched(name: str, progress: Progress) -> Path:
 
 
 def _without_adapter(folder: Path) -> Path:
-    """What transformers would load too is there only if something else has fetched it."""
+    """Refuse a cache in which something else has put an adapter: transformers would load both."""
     if (folder / "adapter_config.json").exists():
         raise UnsupportedModel(
             f"the hub's cache has an adapter beside the model: remove {folder} and start again"
